@@ -1,0 +1,176 @@
+"""The whole policy loss of a micro-batch: surrogate, importance weights, KL, entropy, and the sums to log.
+
+    token loss = w(proximal / sampler) * objective(policy / proximal, A) + kl_coef * KL - entropy_coef * entropy
+
+All parts are per token; `aggregate_loss` with a global denominator makes the number to call backward on.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rayrl.algorithms.importance import ImportanceMode, importance_weights
+from rayrl.algorithms.kl import KlForm, kl_estimate
+from rayrl.algorithms.masking import as_bool, live, live_advantages
+from rayrl.algorithms.mismatch import mismatch_sums
+from rayrl.algorithms.ratio import RatioLevel, exp_ratio, log_ratio
+from rayrl.algorithms.signature import select_arguments
+from rayrl.algorithms.tables import OBJECTIVES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """What a policy loss reads of one micro-batch. Values under the mask are ignored, whatever they are."""
+
+    logprobs: Tensor
+    """[N, T] log-probability of each token under the policy that is trained; carries the gradient."""
+    proximal_logprobs: Tensor
+    """[N, T] under the policy at the centre of the clip: the trainer's before the step, or the sampler's."""
+    sampler_logprobs: Tensor
+    """[N, T] as the engine reported them when it sampled."""
+    ref_logprobs: Tensor | None = None
+    """[N, T] under the reference; needed when `kl_coef` is not 0."""
+    entropy: Tensor | None = None
+    """[N, T] entropy of the policy's distribution, with gradient; needed when `entropy_coef` is not 0."""
+    advantages: Tensor
+    """[N, T], or [N, 1] for one per trajectory."""
+    loss_mask: Tensor
+    """[N, T] int or bool: 1 for sampled tokens that carry loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveSettings:
+    """The numbers of a policy loss. An objective takes those that it names; the others have no effect on it."""
+
+    objective: str = "ppo_clip"
+    """A name in `OBJECTIVES`."""
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = None
+    ratio_form: Literal["sequence", "token"] = "sequence"
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+    importance_level: RatioLevel | None = "token"
+    """Level of the weights proximal / sampler; None for no weights (plain PPO, or proximal = sampler)."""
+    importance_mode: ImportanceMode = "truncate"
+    importance_low: float | None = None
+    importance_high: float | None = 2.0
+    rejection_level: RatioLevel | None = None
+    """A first stage before the weights: tokens whose ratio at this level leaves the bounds lose their policy loss."""
+    rejection_low: float | None = None
+    rejection_high: float | None = None
+    kl_coef: float = 0.0
+    kl_form: KlForm = "k3"
+    kl_clamp_log_ratio: float | None = None
+    kl_clamp_value: float | None = None
+    entropy_coef: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective: {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
+
+
+def policy_loss(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return per-token losses [N, T], 0 where the mask is 0, and 0-dim sums over the live tokens.
+
+    Every metric is a sum (`num_tokens` is their number), so that micro-batches and ranks add up; `mean_metrics`
+    divides at the end. Metrics carry no gradient and cause no transfer from the device.
+
+    Raises:
+        ValueError: a coefficient is not 0 and its input is None.
+    """
+    mask = as_bool(inputs.loss_mask)
+    arguments: dict[str, Any] = {
+        **asdict(settings),
+        "logprobs": inputs.logprobs,
+        "old_logprobs": inputs.proximal_logprobs,
+        "advantages": inputs.advantages,
+        "loss_mask": mask,
+    }
+    objective = OBJECTIVES[settings.objective]
+    surrogate = objective(**select_arguments(objective, arguments))
+    weights = _weights(inputs, settings, mask)
+    losses = surrogate * weights
+    metrics = _metrics(inputs, settings, mask, weights)
+    metrics["policy/loss"] = losses.detach().sum()
+    if settings.kl_coef != 0:
+        if inputs.ref_logprobs is None:
+            raise ValueError(f"kl_coef: {settings.kl_coef} needs ref_logprobs, which are None; give them or set 0")
+        kl = kl_estimate(
+            inputs.logprobs,
+            inputs.ref_logprobs,
+            settings.kl_form,
+            mask,
+            settings.kl_clamp_log_ratio,
+            settings.kl_clamp_value,
+        )
+        losses = losses + settings.kl_coef * kl
+        metrics["policy/ref_kl"] = kl.detach().sum()
+    if settings.entropy_coef != 0:
+        if inputs.entropy is None:
+            raise ValueError(f"entropy_coef: {settings.entropy_coef} needs entropy, which is None; give it or set 0")
+        losses = losses - settings.entropy_coef * live(inputs.entropy, mask)
+    if inputs.entropy is not None:
+        metrics["policy/entropy"] = live(inputs.entropy.detach(), mask).sum()
+    return losses, metrics
+
+
+def mean_metrics(sums: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the sums of `policy_loss`, added over micro-batches and ranks, as means per live token.
+
+    `num_tokens` stays a count. All are 0 when no token is live.
+    """
+    num_tokens = sums["num_tokens"].clamp(min=1)
+    return {name: value if name == "num_tokens" else value / num_tokens for name, value in sums.items()}
+
+
+def _weights(inputs: LossInputs, settings: ObjectiveSettings, mask: Tensor) -> Tensor:
+    """Return importance weights times the rejection stage [N, T], without gradient."""
+    weights = mask.to(torch.float32)
+    if settings.importance_level is not None:
+        weights = importance_weights(
+            inputs.proximal_logprobs,
+            inputs.sampler_logprobs,
+            mask,
+            settings.importance_level,
+            settings.importance_mode,
+            settings.importance_low,
+            settings.importance_high,
+        )
+    if settings.rejection_level is not None:
+        kept = importance_weights(
+            inputs.proximal_logprobs,
+            inputs.sampler_logprobs,
+            mask,
+            settings.rejection_level,
+            "mask",
+            settings.rejection_low,
+            settings.rejection_high,
+        )
+        weights = torch.where(kept == 0, 0.0, weights)
+    return weights
+
+
+def _metrics(inputs: LossInputs, settings: ObjectiveSettings, mask: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """Return sums over live tokens that every objective shares."""
+    with torch.no_grad():
+        logs = log_ratio(inputs.logprobs, inputs.proximal_logprobs, mask)
+        ratio = exp_ratio(logs)
+        signal = live_advantages(inputs.advantages, mask)
+        above = mask & (signal > 0) & (ratio > 1 + settings.clip_high)
+        below = mask & (signal < 0) & (ratio < 1 - settings.clip_low)
+        metrics = {
+            "num_tokens": mask.sum().to(logs.dtype),
+            "policy/ratio": torch.where(mask, ratio, 0.0).sum(),
+            "policy/k1": -logs.sum(),
+            "policy/k3": torch.where(mask, ratio - 1 - logs, 0.0).sum(),
+            "policy/clipped_above": above.sum().to(logs.dtype),
+            "policy/clipped_below": below.sum().to(logs.dtype),
+            "policy/advantage": signal.sum(),
+            "importance/weight": weights.sum(),
+            "importance/zero": (mask & (weights == 0)).sum().to(logs.dtype),
+        }
+        metrics |= mismatch_sums(inputs.proximal_logprobs, inputs.sampler_logprobs, mask)
+        return metrics
