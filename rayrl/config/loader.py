@@ -1,0 +1,162 @@
+"""YAML file and `section.key=value` overrides to a validated section, with errors that name field, value and fix."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rayrl.errors import ConfigError
+from rayrl.utils.nearest import did_you_mean
+
+SectionT = TypeVar("SectionT", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, which plain YAML accepts in silence; reads `1e-5` as a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise ConfigError(f"key {key!r} is given twice, line {key_node.start_mark.line + 1}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def load_section(section: type[SectionT], path: str | Path, overrides: Sequence[str] = ()) -> SectionT:
+    """Return the section that a YAML file and overrides describe. Raises ConfigError for anything that is wrong."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read config {str(file)!r}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config {str(file)!r} is not UTF-8 text") from error
+    data = _parse_yaml(text, f"config {str(file)!r}")
+    if not isinstance(data, dict):
+        raise ConfigError(f"config {str(file)!r} must be a mapping of sections, got {type(data).__name__}")
+    for override in overrides:
+        apply_override(data, override)
+    return parse_section(section, data, source=str(file))
+
+
+def parse_section(section: type[SectionT], data: Mapping[str, Any], source: str = "config") -> SectionT:
+    """Validate plain data; one ConfigError lists every fault."""
+    try:
+        return section.model_validate(data)
+    except ValidationError as error:
+        lines = [_describe(section, detail) for detail in error.errors()]
+        raise ConfigError(f"{source}: " + ("\n  " if len(lines) > 1 else "") + "\n  ".join(lines)) from None
+
+
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Set one `section.key=value` in place; the value is read as YAML."""
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override {override!r} is not of the form section.key=value")
+    target: Any = data
+    for key in keys[:-1]:
+        if isinstance(target, dict) and (key not in target or target[key] is None):
+            target[key] = {}
+        target = _child(target, key, override)
+    if isinstance(target, list):
+        target[_index(target, keys[-1], override)] = _parse_yaml(text, f"override {override!r}")
+    elif isinstance(target, dict):
+        target[keys[-1]] = _parse_yaml(text, f"override {override!r}")
+    else:
+        raise ConfigError(f"override {override!r}: {'.'.join(keys[:-1])} is a value, not a section")
+
+
+def _child(target: Any, key: str, override: str) -> Any:
+    if isinstance(target, list):
+        return target[_index(target, key, override)]
+    if isinstance(target, dict):
+        return target[key]
+    raise ConfigError(f"override {override!r}: nothing lies below a plain value at {key!r}")
+
+
+def _index(target: list[Any], key: str, override: str) -> int:
+    if not key.isdigit() or int(key) >= len(target):
+        raise ConfigError(f"override {override!r}: {key!r} is no index of a list of {len(target)}")
+    return int(key)
+
+
+def _parse_yaml(text: str, what: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{what} is not valid YAML: {error}") from error
+
+
+def _describe(section: type[BaseModel], detail: ErrorDetails) -> str:
+    extra = detail["type"] == "extra_forbidden"
+    known = detail["loc"][:-1] if extra else detail["loc"]
+    _, tags = _walk(section, known)
+    parts = [str(part) for position, part in enumerate(known) if position not in tags]
+    name = ".".join([*parts, str(detail["loc"][-1])] if extra else parts)
+    if extra:
+        valid = _fields_at(section, detail["loc"][:-1])
+        hint = did_you_mean(str(detail["loc"][-1]), valid)
+        return f"{name}: unknown key{hint}; valid keys here: {', '.join(sorted(valid))}"
+    if detail["type"] == "missing":
+        return f"{name}: required, but not given"
+    if detail["type"] == "union_tag_invalid":
+        context = detail.get("ctx", {})
+        hint = did_you_mean(str(context.get("tag")), str(context.get("expected_tags", "")).replace("'", "").split(", "))
+        return f"{name}.type: {context.get('tag')!r} is not one of {context.get('expected_tags')}{hint}"
+    if detail["type"] == "union_tag_not_found":
+        return f"{name}.type: required, but not given"
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "value_error" and not name:
+        return message
+    return f"{name}: got {detail['input']!r}: {message}"
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the section classes inside an annotation: unions, optionals, tuples and Annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Union, UnionType, Annotated, tuple, list):
+        return [model for part in get_args(annotation) for model in _models_in(part)]
+    return []
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("type")
+    arguments = get_args(field.annotation) if field is not None else ()
+    return arguments[0] if len(arguments) == 1 else None
+
+
+def _walk(section: type[BaseModel], location: Sequence[int | str]) -> tuple[list[type[BaseModel]], list[int]]:
+    """Return the models at a pydantic location, and which parts of it are tags of a union rather than names."""
+    models = [section]
+    tags: list[int] = []
+    for position, part in enumerate(location):
+        if isinstance(part, int):
+            continue
+        by_field = [model for model in models if part in model.model_fields]
+        if by_field and not (len(models) > 1 and part in {_tag(model) for model in models}):
+            models = [found for model in by_field for found in _models_in(model.model_fields[part].annotation)]
+        else:
+            tags.append(position)
+            models = [model for model in models if _tag(model) == part] or models
+    return models, tags
+
+
+def _fields_at(section: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    models, _ = _walk(section, location)
+    return sorted({name for model in models for name in model.model_fields})

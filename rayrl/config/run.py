@@ -1,0 +1,220 @@
+"""The whole config of a run, and of an SFT run."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from rayrl.config.algorithm import AlgorithmConfig
+from rayrl.config.base import Section
+from rayrl.config.dataset import DatasetConfig
+from rayrl.config.driver import DeadlineConfig, DriverConfig, EvalConfig
+from rayrl.config.inference import InferenceConfig
+from rayrl.config.loader import load_section
+from rayrl.config.model import ModelConfig
+from rayrl.config.reward import RewardConfig
+from rayrl.config.rollout import RolloutConfig
+from rayrl.config.training import TrainingConfig
+
+
+class RunSection(Section):
+    """Name, place and seed of the run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
+    """Name of the run; its folder is `output_root/name`."""
+    output_root: str = "runs"
+    """Folder of all runs; everything that a run writes lies below its own folder there."""
+    seed: int = Field(default=1, ge=0)
+    """Seed of data order, sampling and initialisation."""
+
+
+class CheckpointConfig(Section):
+    """When checkpoints are written and how many are kept."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps between checkpoints; 0 writes one at the end only."""
+    keep_last: int = Field(default=2, gt=0)
+    """Older ones are removed once a newer one is complete."""
+    at_end: bool = True
+    """Write one after the last step and when the run is stopped."""
+    export_hf: bool = True
+    """Write the final weights as a model folder (safetensors and tokenizer) below the run's folder."""
+
+
+class WandbConfig(Section):
+    """Weights & Biases; needs `pip install 'rayrl[wandb]'`."""
+
+    project: str = "rayrl"
+    """Project name."""
+    entity: str | None = None
+    """Team or user; the default of the account when empty."""
+    mode: Literal["auto", "online", "offline"] = "auto"
+    """`auto` is online with a key and offline without one."""
+
+
+class TrackingConfig(Section):
+    """Where metrics go."""
+
+    sinks: tuple[Literal["console", "jsonl", "wandb"], ...] = ("console", "jsonl")
+    """Sinks of metrics; `jsonl` is `metrics.jsonl` in the run's folder."""
+    wandb: WandbConfig = WandbConfig()
+    """Settings of the wandb sink."""
+    rollout_log: bool = True
+    """Write every consumed trajectory to Parquet files in the run's folder."""
+
+
+class PlacementConfig(Section):
+    """How worker groups share the cluster."""
+
+    mode: Literal["disaggregated", "colocated"] = "disaggregated"
+    """Training and inference in bundles of their own, or engine i in the bundle of training worker i."""
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK"] = "PACK"
+    """Ray's placement strategy of each group."""
+    rollout_cpus: float = Field(default=0.0, ge=0)
+    """Logical CPUs of one rollout worker; 0, since it mostly waits and must not starve what it coordinates."""
+
+
+class TransferConfig(Section):
+    """How weights move from training to inference."""
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """`auto` is nccl if both sides have GPUs, else gloo."""
+    bucket_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """Size of one broadcast; larger tensors are split."""
+
+
+class RunConfig(Section):
+    """Everything that `rayrl train` needs."""
+
+    run: RunSection
+    """Name and place."""
+    model: ModelConfig
+    """The model."""
+    dataset: DatasetConfig
+    """Training prompts."""
+    reward: RewardConfig
+    """Reward of training."""
+    rollout: RolloutConfig
+    """Episodes."""
+    driver: DriverConfig
+    """The loop."""
+    training: TrainingConfig
+    """Training workers."""
+    inference: InferenceConfig
+    """Inference engines."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """Objective."""
+    evaluation: EvalConfig | None = None
+    """Evaluation; none when empty."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Metrics."""
+    placement: PlacementConfig = PlacementConfig()
+    """Placement."""
+    transfer: TransferConfig = TransferConfig()
+    """Weight transfer."""
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a YAML file and apply `section.key=value` overrides. ConfigError names field, value and constraint."""
+        return load_section(cls, path, overrides)
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run."""
+        return Path(self.run.output_root) / self.run.name
+
+    @property
+    def samples_per_step(self) -> int:
+        """Trajectories in one training step."""
+        return self.driver.groups_per_step * self.rollout.group_size
+
+    @model_validator(mode="after")
+    def _check_across_sections(self) -> Self:
+        if self.driver.groups_per_step % self.driver.minibatches:
+            raise ValueError(
+                f"driver.groups_per_step={self.driver.groups_per_step} is not divisible by "
+                f"driver.minibatches={self.driver.minibatches}; change one of them"
+            )
+        if self.samples_per_step // self.driver.minibatches < self.training.parallel.data:
+            raise ValueError(
+                f"one optimizer step has {self.samples_per_step // self.driver.minibatches} samples for "
+                f"training.parallel.data={self.training.parallel.data} workers; every worker needs at least one"
+            )
+        sampling = self.rollout.sampling
+        for name, neutral in (("top_p", 1.0), ("top_k", 0), ("min_new_tokens", 0)):
+            value = {"top_p": sampling.top_p, "top_k": sampling.top_k, "min_new_tokens": sampling.min_new_tokens}[name]
+            if value != neutral:
+                raise ValueError(
+                    f"rollout.sampling.{name}={value} would give logprobs that training cannot reproduce; "
+                    f"set it to {neutral} (evaluation.sampling may use it)"
+                )
+        if sampling.temperature == 0:
+            raise ValueError("rollout.sampling.temperature=0 samples no variety to learn from; set it above 0")
+        context = self.model.max_context
+        if context is not None and sampling.max_new_tokens >= context:
+            raise ValueError(
+                f"rollout.sampling.max_new_tokens={sampling.max_new_tokens} leaves no room for a prompt in "
+                f"model.max_context={context}"
+            )
+        if self.placement.mode == "colocated" and self.inference.num_engines != self.training.parallel.data:
+            raise ValueError(
+                f"placement.mode=colocated puts one engine beside each training worker, but inference.num_engines="
+                f"{self.inference.num_engines} and training.parallel.data={self.training.parallel.data}"
+            )
+        return self
+
+
+class SFTSection(Section):
+    """The supervised loop."""
+
+    num_steps: int = Field(gt=0)
+    """Optimizer steps."""
+    batch_size: int = Field(gt=0)
+    """Examples per step."""
+    prompt_format: Literal["chat", "text"] = "chat"
+    """As in the single-turn workflow."""
+    system_prompt: str | None = None
+    """System message in front of chat prompts."""
+    deadlines: DeadlineConfig = DeadlineConfig()
+    """Deadlines of all waits."""
+
+
+class SFTRunConfig(Section):
+    """Everything that `rayrl sft` needs: the prompts' `answer` is the completion that is learned."""
+
+    run: RunSection
+    """Name and place."""
+    model: ModelConfig
+    """The model."""
+    dataset: DatasetConfig
+    """Prompts with answers."""
+    sft: SFTSection
+    """The loop."""
+    training: TrainingConfig
+    """Training workers."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Metrics."""
+    placement: PlacementConfig = PlacementConfig()
+    """Placement."""
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a YAML file and apply `section.key=value` overrides. ConfigError names field, value and constraint."""
+        return load_section(cls, path, overrides)
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run."""
+        return Path(self.run.output_root) / self.run.name
+
+
+def json_schema() -> str:
+    """Return the JSON schema of both configs: the golden file of the tests, and what editors can use."""
+    schemas = {"RunConfig": RunConfig.model_json_schema(), "SFTRunConfig": SFTRunConfig.model_json_schema()}
+    return json.dumps(schemas, indent=1, sort_keys=True)

@@ -1,0 +1,1 @@
+"""What crosses processes: frozen records and the protocols that users implement."""

@@ -1,0 +1,1 @@
+"""Small things on the standard library only."""
