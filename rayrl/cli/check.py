@@ -1,0 +1,72 @@
+"""`rayrl check`: everything that can be said about a config without starting anything."""
+
+from rayrl.cli.arguments import ConfigPath, Overrides
+from rayrl.cli.config_file import load_any_config
+from rayrl.config.algorithm import AlgorithmConfig
+from rayrl.config.run import RunConfig, SFTRunConfig
+
+
+def check(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Parse a config, print its batch arithmetic and placement plan, and look for its files. Starts nothing."""
+    parsed = load_any_config(config, overrides or [])
+    print(f"{config}: parsed, run folder {parsed.run_dir}")
+    if isinstance(parsed, SFTRunConfig):
+        _print_section("batch", sft_batch_lines(parsed))
+        return
+    _print_section("batch", batch_lines(parsed))
+    _print_section("algorithm", algorithm_lines(parsed.algorithm))
+    from rayrl.infra.placement_plan import describe_plan, plan_placement
+
+    _print_section("placement", describe_plan(plan_placement(parsed)).splitlines())
+    from rayrl.driver.preflight import check_run
+
+    _print_section("files", check_run(parsed))
+
+
+def batch_lines(config: RunConfig) -> list[str]:
+    """Return the arithmetic of one step and of the whole run."""
+    driver, group_size = config.driver, config.rollout.group_size
+    slots = (driver.max_staleness + 1) * driver.groups_per_step
+    samples, new_tokens = config.samples_per_step, config.rollout.sampling.max_new_tokens
+    lines = [
+        f"samples per step = {samples} ({driver.groups_per_step} groups x {group_size})",
+        f"slots = {slots} (({driver.max_staleness} + 1) x {driver.groups_per_step} groups), "
+        f"at most {slots * group_size} samples at once",
+        f"optimizer steps = {driver.num_steps * driver.minibatches} ({driver.num_steps} steps x {driver.minibatches})",
+        f"samples per optimizer step = {samples // driver.minibatches}, "
+        f"on {config.training.parallel.data} training workers",
+        f"samples in all = {samples * driver.num_steps}",
+        f"sampled tokens per step <= {samples * new_tokens} ({samples} x {new_tokens} for one turn)",
+    ]
+    context = config.model.max_context
+    if context is not None:
+        lines.append(f"tokens per step <= {samples * context} ({samples} x model.max_context {context})")
+    return lines
+
+
+def sft_batch_lines(config: SFTRunConfig) -> list[str]:
+    """Return the arithmetic of an SFT run."""
+    sft = config.sft
+    return [
+        f"examples per step = {sft.batch_size}, on {config.training.parallel.data} training workers",
+        f"optimizer steps = {sft.num_steps}",
+        f"examples in all = {sft.num_steps * sft.batch_size}",
+    ]
+
+
+def algorithm_lines(algorithm: AlgorithmConfig) -> list[str]:
+    """Return every field of the algorithm with its value, presets filled in."""
+    return [f"{name} = {value}" for name, value in _flat(algorithm.model_dump())]
+
+
+def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for name, value in values.items():
+        rows += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return rows
+
+
+def _print_section(title: str, lines: list[str]) -> None:
+    print(f"{title}:")
+    for line in lines:
+        print(f"  {line}")

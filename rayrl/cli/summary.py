@@ -1,0 +1,46 @@
+"""The last lines of a run: status, steps, accuracy, reward, folder."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from rayrl.cli.exit_code import ExitCode
+
+if TYPE_CHECKING:
+    from rayrl.driver.run import RunResult
+
+_METRICS = {
+    "accuracy before": "eval/accuracy_before",
+    "accuracy after": "eval/accuracy",
+    "reward first step": "reward/first",
+    "reward last step": "reward/last",
+    "loss last step": "loss/last",
+}
+
+
+def summary_rows(result: "RunResult") -> list[tuple[str, str]]:
+    """Return label and value of each line; metrics that the run does not have are left out."""
+    status = "stopped; go on with --resume auto" if result.status == "stopped" else result.status
+    rows = [("status", status), ("steps", str(result.steps))]
+    rows += [(label, f"{result.metrics[name]:.4g}") for label, name in _METRICS.items() if name in result.metrics]
+    return [*rows, ("run folder", str(result.run_dir))]
+
+
+def print_summary(title: str, result: "RunResult") -> ExitCode:
+    """Print the summary, a table on a terminal and plain lines elsewhere; return the exit code of the command."""
+    rows = summary_rows(result)
+    if sys.stdout.isatty():
+        _print_table(title, rows)
+    else:
+        for label, value in rows:
+            print(f"{title}: {label} = {value}")
+    return ExitCode.STOPPED if result.status == "stopped" else ExitCode.DONE
+
+
+def _print_table(title: str, rows: list[tuple[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    for label, value in rows:
+        table.add_row(label, value)
+    Console().print(table)
