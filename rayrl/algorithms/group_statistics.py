@@ -67,3 +67,11 @@ def keep_signal(advantages: Tensor, statistics: GroupStatistics, rewards: Tensor
     """Return float64 advantages in the dtype of the rewards, exactly 0 for groups without signal."""
     dtype = rewards.dtype if rewards.dtype.is_floating_point else torch.float32
     return torch.where(statistics.has_signal, advantages, 0.0).to(dtype)
+
+
+def groups_with_signal(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Return per trajectory [N] bool whether its group has two different rewards: what dynamic sampling keeps.
+
+    Arguments and errors as in `group_statistics`.
+    """
+    return group_statistics(rewards, group_ids).has_signal

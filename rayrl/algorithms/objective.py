@@ -15,9 +15,9 @@ from rayrl.algorithms.importance import ImportanceMode, importance_weights
 from rayrl.algorithms.kl import KlForm, kl_estimate
 from rayrl.algorithms.masking import as_bool, live, live_advantages
 from rayrl.algorithms.mismatch import mismatch_sums
-from rayrl.algorithms.ratio import RatioLevel, exp_ratio, log_ratio
+from rayrl.algorithms.ratio import RatioLevel, exp_ratio, log_ratio, reduce_log_ratio
 from rayrl.algorithms.signature import select_arguments
-from rayrl.algorithms.tables import OBJECTIVES
+from rayrl.algorithms.tables import OBJECTIVES, RATIO_LEVELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,26 @@ class ObjectiveSettings:
     objective: str = "ppo_clip"
     """A name in `OBJECTIVES`."""
     clip_low: float = 0.2
+    """The defaults suit `ppo_clip`; `gspo` wants about 3e-4 and 4e-4, `cispo` 1.0 and 0.28, `gmpo` 0.4 and 0.4."""
     clip_high: float = 0.28
     dual_clip: float | None = None
     ratio_form: Literal["sequence", "token"] = "sequence"
+    """GSPO: through what the gradient of the ratio flows."""
     tau_pos: float = 1.0
+    """SAPO: how fast the gate closes, for positive and for negative advantages."""
     tau_neg: float = 1.05
+    divergence: Literal["tv", "kl"] = "tv"
+    """DPPO: measure of the trust region, and its radius."""
+    divergence_threshold: float = 0.2
+    second_moment: float = 0.04
+    """M2PO: bound of the mean squared log ratio."""
+    cov_share: float = 2e-4
+    """Clip-Cov and KL-Cov: share of the live tokens that is held back."""
+    cov_low: float = 1.0
+    """Clip-Cov: band of covariances from which tokens are chosen."""
+    cov_high: float = 5.0
+    cov_kl_coef: float = 1.0
+    """KL-Cov: factor of the penalty on the chosen tokens."""
     importance_level: RatioLevel | None = "token"
     """Level of the weights proximal / sampler; None for no weights (plain PPO, or proximal = sampler)."""
     importance_mode: ImportanceMode = "truncate"
@@ -92,7 +107,8 @@ def policy_loss(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor
     objective = OBJECTIVES[settings.objective]
     surrogate = objective(**select_arguments(objective, arguments))
     weights = _weights(inputs, settings, mask)
-    losses = surrogate * weights
+    # A rejected token may carry a loss near the largest float; the selection keeps inf * 0 = NaN out.
+    losses = torch.where(weights == 0, 0.0, surrogate * weights)
     metrics = _metrics(inputs, settings, mask, weights)
     metrics["policy/loss"] = losses.detach().sum()
     if settings.kl_coef != 0:
@@ -158,9 +174,11 @@ def _metrics(inputs: LossInputs, settings: ObjectiveSettings, mask: Tensor, weig
     with torch.no_grad():
         logs = log_ratio(inputs.logprobs, inputs.proximal_logprobs, mask)
         ratio = exp_ratio(logs)
+        clip_level = RATIO_LEVELS.get(settings.objective, "token")
+        clip_ratio = exp_ratio(reduce_log_ratio(logs, mask, clip_level))
         signal = live_advantages(inputs.advantages, mask)
-        above = mask & (signal > 0) & (ratio > 1 + settings.clip_high)
-        below = mask & (signal < 0) & (ratio < 1 - settings.clip_low)
+        above = mask & (signal > 0) & (clip_ratio > 1 + settings.clip_high)
+        below = mask & (signal < 0) & (clip_ratio < 1 - settings.clip_low)
         metrics = {
             "num_tokens": mask.sum().to(logs.dtype),
             "policy/ratio": torch.where(mask, ratio, 0.0).sum(),
