@@ -1,0 +1,1 @@
+"""Model folders: reading, importing, loading, exporting, and their tokenizers."""
