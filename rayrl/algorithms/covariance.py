@@ -75,7 +75,8 @@ def kl_cov_loss(
 
         loss = -A r,   plus cov_kl_coef |log r| for the share of live tokens with the largest covariance
 
-    At least one token is held back. No clip.
+    At least one token is held back, but none whose covariance is not positive: without signal there is no loss.
+    No clip.
 
     Args:
         logprobs: [N, T] of the policy that is trained; the only argument with a gradient.
@@ -86,8 +87,8 @@ def kl_cov_loss(
     NaN in a live position stays NaN.
     """
     mask = as_bool(loss_mask)
-    covariance = token_covariance(logprobs, advantages, mask).masked_fill(~mask, -torch.inf)
-    chosen = mask & (_rank_descending(covariance) < cov_share * mask.sum())
+    covariance = token_covariance(logprobs, advantages, mask)
+    chosen = mask & (covariance > 0) & (_rank_descending(covariance) < cov_share * mask.sum())
     logs = log_ratio(logprobs, old_logprobs, mask)
     losses = -live_advantages(advantages, mask) * exp_ratio(logs)
     return losses + cov_kl_coef * torch.where(chosen, logs.abs(), 0.0)

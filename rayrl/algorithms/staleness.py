@@ -30,7 +30,7 @@ def loglinear_proximal(
         log pi_prox = log pi_sampler / d + (1 - 1/d) log pi     for d >= 1, and log pi for d = 0
 
     The older the token, the closer the proximal policy is to the one that is trained; no forward pass is needed.
-    Source: A-3PO, arXiv:2512.06547.
+    Source: the log-linear approximation of AReaL (A-3PO, 2025).
 
     Args:
         logprobs: [N, T] of the policy that is trained.

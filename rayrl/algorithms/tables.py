@@ -19,9 +19,9 @@ from rayrl.algorithms.maxrl import maxrl_advantages
 from rayrl.algorithms.opo import opo_advantages
 from rayrl.algorithms.pass_at_k import pass_at_k_advantages
 from rayrl.algorithms.ppo import ppo_clip_loss
+from rayrl.algorithms.ratio import RatioLevel
 from rayrl.algorithms.reinforce import reinforce_loss
 from rayrl.algorithms.reinforce_pp import reinforce_pp_advantages, reinforce_pp_baseline_advantages
-from rayrl.algorithms.ratio import RatioLevel
 from rayrl.algorithms.returns import discounted_returns
 from rayrl.algorithms.rloo import rloo_advantages
 from rayrl.algorithms.sapo import sapo_loss
