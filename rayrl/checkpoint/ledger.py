@@ -1,0 +1,263 @@
+"""The ledger: what became of every prompt and every published version, append-only.
+
+SQLite, since a step is one transaction: after a kill the file holds whole steps only, and "exactly once" is a unique
+index, not a promise. Journal mode WAL, so that an audit can read while the run writes (where the file system has no
+WAL, SQLite keeps its rollback journal, which is as safe). `synchronous=FULL`: with NORMAL a power cut may lose the last
+transactions, and then the newest checkpoint, which is fsynced, would know of steps that the ledger does not. It costs
+one fsync per step.
+"""
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rayrl.checkpoint.ledger_schema import APPLICATION_ID, REWINDABLE, SCHEMA_VERSION, creation_script
+from rayrl.errors import CheckpointError
+from rayrl.types.prompt import PromptId
+
+Outcome = Literal["trained", "filtered", "given_up"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOutcome:
+    """What became of one prompt.
+
+    Example: `PromptOutcome(prompt_id=PromptId(dataset="sums", epoch=0, ordinal=3), outcome="trained",
+    oldest_version=4, newest_version=5)`.
+    """
+
+    prompt_id: PromptId
+    outcome: Outcome
+    reason: str = ""
+    """Why it was filtered or given up."""
+    attempts: int = 1
+    oldest_version: int | None = None
+    """Among the loss-carrying tokens of the group; None if there are none."""
+    newest_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedOutcome:
+    """An outcome with the step that recorded it and the version that was trained."""
+
+    outcome: PromptOutcome
+    step: int
+    version: int
+
+
+class Ledger:
+    """One ledger file. One process writes; its threads may share the object. All methods raise CheckpointError."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, clock: Callable[[], float]) -> None:
+        self._connection = connection
+        self._path = path
+        self._clock = clock
+        # A step is recorded off the event loop, since it waits for the disk.
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: str | Path, read_only: bool = False, clock: Callable[[], float] = time.time) -> "Ledger":
+        """Open a ledger, or make an empty one if there is none and `read_only` is not set."""
+        file = Path(path)
+        if read_only and not file.is_file():
+            raise CheckpointError(f"there is no ledger at {file}")
+        uri = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        with _as_checkpoint_error(file):
+            connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+            try:
+                if not read_only:
+                    connection.execute("PRAGMA journal_mode = WAL")
+                    connection.execute("PRAGMA synchronous = FULL")
+                    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                        connection.executescript(creation_script())
+                _check_header(connection, file)
+            except BaseException:
+                connection.close()
+                raise
+        return cls(connection, file, clock)
+
+    def record_step(
+        self, step: int, version: int, outcomes: Iterable[PromptOutcome], detail: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record a training step and all outcomes that it decides, in one transaction: all of it or nothing.
+
+        `version` is the version that the step made; `detail` holds JSON-able facts for an audit, such as denominators.
+        Raises CheckpointError if the step or one of the prompts has a live outcome already: exactly once.
+        """
+        with self._transaction() as generation:
+            self._insert("steps", step, version, json.dumps(dict(detail or {})), self._clock(), generation, None)
+            for item in outcomes:
+                self._insert_outcome(item, step, version, generation)
+
+    def record_publication(
+        self,
+        version: int,
+        digest: str,
+        engines: Sequence[str],
+        *,
+        missing: Sequence[str] = (),
+        step: int | None = None,
+    ) -> None:
+        """Record that `engines` acknowledged a version with this digest and that `missing` did not.
+
+        `step` is the training step that made the version, the last recorded one if not given. A version may be
+        published again, to an engine that joined or after a resume.
+        """
+        with self._transaction() as generation:
+            made_in = self._last_step() if step is None else step
+            now = self._clock()
+            for acknowledged, names in ((1, engines), (0, missing)):
+                for engine in names:
+                    row = (version, made_in, engine, digest, acknowledged, now, generation, None)
+                    self._insert("publications", *row)
+
+    def record_event(self, kind: str, step: int, detail: Mapping[str, Any]) -> None:
+        """Record a failure or a decision; `detail` is JSON-able."""
+        with self._transaction() as generation:
+            self._insert("events", kind, step, json.dumps(dict(detail)), self._clock(), generation)
+
+    def rewind_to(self, step: int, min_position: int = 0) -> int:
+        """Supersede everything of later steps, as a resume from the checkpoint of `step` does; return how many rows.
+
+        The rows stay, marked with the new generation. `min_position` is the position that the checkpoint knows;
+        CheckpointError if this ledger is behind it, and so is not the one that the checkpoint was made with.
+        """
+        with self._transaction() as generation:
+            position = self._meta("position")
+            if position < min_position:
+                raise CheckpointError(
+                    f"ledger {self._path} is at position {position}, the checkpoint of step {step} at {min_position}: "
+                    "it is an older copy or of another run"
+                )
+            new = generation + 1
+            superseded = 0
+            for table in REWINDABLE:
+                sql = f"UPDATE {table} SET superseded_by = ? WHERE step > ? AND superseded_by IS NULL"
+                superseded += self._connection.execute(sql, (new, step)).rowcount
+            row = (new, step, position, superseded, self._clock())
+            self._connection.execute("INSERT INTO rewinds VALUES (?, ?, ?, ?, ?)", row)
+            self._connection.execute("UPDATE meta SET value = ? WHERE name = 'generation'", (new,))
+        return superseded
+
+    def counts(self, epoch: int | None = None) -> dict[str, int]:
+        """Return the number of live outcomes by kind, and of superseded ones, of one epoch or of all."""
+        where, values = ("", ()) if epoch is None else ("WHERE epoch = ?", (epoch,))
+        result: dict[str, int] = {"trained": 0, "filtered": 0, "given_up": 0, "superseded": 0}
+        sql = f"""SELECT CASE WHEN superseded_by IS NULL THEN outcome ELSE 'superseded' END AS kind, count(*)
+                  FROM prompts {where} GROUP BY kind"""
+        result.update(self._rows(sql, values))
+        return result
+
+    def outcomes(self, epoch: int | None = None) -> list[RecordedOutcome]:
+        """Return the live outcomes of an epoch, or of all, by dataset, epoch and ordinal."""
+        where, values = ("", ()) if epoch is None else ("AND epoch = ?", (epoch,))
+        sql = f"""SELECT dataset, epoch, ordinal, outcome, reason, attempts, oldest_version, newest_version, step,
+                  version FROM prompts WHERE superseded_by IS NULL {where} ORDER BY dataset, epoch, ordinal"""
+        return [
+            RecordedOutcome(
+                outcome=PromptOutcome(
+                    prompt_id=PromptId(dataset=row[0], epoch=row[1], ordinal=row[2]),
+                    outcome=row[3],
+                    reason=row[4],
+                    attempts=row[5],
+                    oldest_version=row[6],
+                    newest_version=row[7],
+                ),
+                step=row[8],
+                version=row[9],
+            )
+            for row in self._rows(sql, values)
+        ]
+
+    @property
+    def position(self) -> int:
+        """Transactions written since the ledger was made; it never falls."""
+        with self._reading():
+            return self._meta("position")
+
+    @property
+    def last_step(self) -> int:
+        """The last live step; 0 before the first."""
+        with self._reading():
+            return self._last_step()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._reading():
+            self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[int]:
+        """One write transaction: yields the generation, counts the position, rolls back on any exception."""
+        with self._reading():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._meta("generation")
+                self._connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'position'")
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # SQLite has rolled back by itself after some errors, a full disk among them.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock, _as_checkpoint_error(self._path):
+            yield
+
+    def _insert(self, table: str, *values: Any) -> None:
+        marks = ", ".join("?" * len(values))
+        try:
+            self._connection.execute(f"INSERT INTO {table} VALUES (NULL, {marks})", values)
+        except sqlite3.IntegrityError as error:
+            raise CheckpointError(f"ledger {self._path}, table {table}: {error}; the row was {values}") from error
+
+    def _insert_outcome(self, item: PromptOutcome, step: int, version: int, generation: int) -> None:
+        prompt = item.prompt_id
+        key = (prompt.dataset, prompt.epoch, prompt.ordinal)
+        sql = """SELECT outcome, step FROM prompts
+                 WHERE dataset = ? AND epoch = ? AND ordinal = ? AND superseded_by IS NULL"""
+        earlier = self._connection.execute(sql, key).fetchone()
+        if earlier is not None:
+            raise CheckpointError(
+                f"prompt {prompt} was {earlier[0]} in step {earlier[1]} and is now {item.outcome} in step {step}; "
+                "every prompt has exactly one outcome"
+            )
+        versions = (item.oldest_version, item.newest_version)
+        what = (item.outcome, item.reason, version, step, item.attempts, *versions, generation, None)
+        self._insert("prompts", *key, *what)
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._reading():
+            return self._connection.execute(sql, values).fetchall()
+
+    def _meta(self, name: str) -> int:
+        return int(self._connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[0])
+
+    def _last_step(self) -> int:
+        row = self._connection.execute("SELECT max(step) FROM steps WHERE superseded_by IS NULL").fetchone()
+        return int(row[0] or 0)
+
+
+def _check_header(connection: sqlite3.Connection, path: Path) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION_ID:
+        raise CheckpointError(f"{path} is an SQLite file, but not a ledger of rayrl")
+    if version > SCHEMA_VERSION:
+        raise CheckpointError(f"ledger {path} has format {version}, this rayrl reads {SCHEMA_VERSION}; upgrade rayrl")
+
+
+@contextmanager
+def _as_checkpoint_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise CheckpointError(f"ledger {path} cannot be used: {error}") from error

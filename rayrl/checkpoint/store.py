@@ -1,0 +1,239 @@
+"""Checkpoints of one run: complete or invisible.
+
+    begin(step)   root/.tmp-step_000010-x9k2   workers write their files inside
+    commit        state.json → fsync files and folders → manifest.json → fsync → rename to root/step_000010
+                  → fsync root → remove checkpoints beyond keep_last
+    abandon       remove the temporary folder
+
+A process that dies anywhere leaves the earlier checkpoints, or those and the new one, never a part. All writing
+processes and this one must see the same file system.
+"""
+
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayrl.checkpoint.disk import Disk
+from rayrl.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    FileEntry,
+    Manifest,
+    NewerFormatError,
+    check_digests,
+    check_sizes,
+    file_digest,
+    read_manifest,
+)
+from rayrl.checkpoint.run_state import RunState
+from rayrl.errors import CheckpointError
+from rayrl.utils.logger import get_logger
+
+_logger = get_logger("checkpoint")
+
+_TEMPORARY = ".tmp-"
+_NAME = re.compile(r"^step_\d{6,}(\.\d+)?$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCheckpoint:
+    """A checkpoint that is being written; its path may be sent to workers on the same file system."""
+
+    path: Path
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+    def load_state(self) -> RunState:
+        """Return the driver's state. CheckpointError if it cannot be read."""
+        try:
+            return RunState.from_json((self.path / STATE).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path / STATE}: {error.strerror}") from error
+
+
+class CheckpointStore:
+    """Writes, finds and removes the checkpoints below `root`. One process writes; others may read meanwhile.
+
+    Nothing is created or removed before the first `begin`, so that looking for a checkpoint leaves no trace.
+    """
+
+    def __init__(self, root: Path, keep_last: int, disk: Disk | None = None) -> None:
+        assert keep_last > 0, "at least the newest checkpoint is kept"
+        self._root = root
+        self._keep_last = keep_last
+        self._disk = disk if disk is not None else Disk()
+        self._pending: set[Path] = set()
+        self._swept = False
+
+    def begin(self, step: int) -> PendingCheckpoint:
+        """Make the folder of a new checkpoint; the first call removes what dead runs left. Raises CheckpointError."""
+        path = self._root / f"{_TEMPORARY}step_{step:06d}-{secrets.token_hex(4)}"
+        if not self._swept:
+            self.remove_stale()
+            self._swept = True
+        with _as_checkpoint_error("create", path):
+            self._disk.make_folder(path)
+        self._pending.add(path)
+        return PendingCheckpoint(path=path, step=step)
+
+    def commit(self, pending: PendingCheckpoint, state: RunState, expected: Iterable[str] = ()) -> Path:
+        """Make a checkpoint visible and return its folder; then remove those beyond `keep_last`.
+
+        `expected` are files that workers must have written, relative to the folder. On failure, a full disk or a
+        missing file, CheckpointError is raised, the temporary folder is removed and older checkpoints are intact.
+        """
+        assert state.step == pending.step, f"state of step {state.step} in the checkpoint of step {pending.step}"
+        try:
+            with _as_checkpoint_error("write", pending.path):
+                self._seal(pending.path, state, expected)
+                target = self._free_name(pending.step)
+                self._disk.rename(pending.path, target)
+                self._disk.sync_folder(self._root)
+        except CheckpointError:
+            self.abandon(pending)
+            raise
+        self._pending.discard(pending.path)
+        self._prune()
+        return target
+
+    def abandon(self, pending: PendingCheckpoint) -> None:
+        """Remove a checkpoint that will not be finished; a second call does nothing."""
+        self._pending.discard(pending.path)
+        self._try_remove(pending.path)
+
+    def latest(self) -> Checkpoint | None:
+        """Return the complete checkpoint that was committed last, sizes checked, contents not; None if there is none.
+
+        Incomplete ones are passed over with a warning. Raises CheckpointError for one of a later rayrl.
+        """
+        return max(self.complete(), key=lambda item: item.manifest.serial, default=None)
+
+    def complete(self) -> list[Checkpoint]:
+        """Return all complete checkpoints, sizes checked, in the order committed."""
+        found: list[Checkpoint] = []
+        with _as_checkpoint_error("look for a", self._root):
+            for path in self._folders():
+                try:
+                    manifest = read_manifest(path)
+                    check_sizes(path, manifest)
+                except NewerFormatError:
+                    raise
+                except CheckpointError as error:
+                    _logger.warning("passed over: %s", error)
+                    continue
+                found.append(Checkpoint(path=path, manifest=manifest))
+        return sorted(found, key=lambda item: item.manifest.serial)
+
+    def open(self, path: str | Path, run_id: str | None = None) -> Checkpoint:
+        """Return the checkpoint in a folder after reading all of it and comparing digests.
+
+        Raises CheckpointError: nothing there, not a checkpoint, incomplete, damaged, of a later format, or, with
+        `run_id`, of another run.
+        """
+        folder = Path(path)
+        manifest = read_manifest(folder)
+        if run_id is not None and manifest.run_id != run_id:
+            raise CheckpointError(
+                f"checkpoint {folder} belongs to run {manifest.run_id}, this folder is of run {run_id}; "
+                "resume it in its own run folder"
+            )
+        check_digests(folder, manifest)
+        return Checkpoint(path=folder, manifest=manifest)
+
+    def remove_stale(self) -> None:
+        """Remove temporary folders of earlier processes. Only for the process that holds the run's lock."""
+        if not self._root.is_dir():
+            return
+        for path in self._root.iterdir():
+            if path.name.startswith(_TEMPORARY) and path not in self._pending:
+                _logger.info("removing %s, left by a process that ended while it wrote a checkpoint", path)
+                self._try_remove(path)
+
+    def _seal(self, folder: Path, state: RunState, expected: Iterable[str]) -> None:
+        self._disk.write(folder / STATE, state.to_json().encode())
+        paths = sorted(folder.rglob("*"))
+        names = [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+        missing = sorted(set(expected) - set(names))
+        if missing:
+            raise CheckpointError(
+                f"checkpoint {folder} lacks {missing}, which workers have written elsewhere; "
+                "run.output_root must be on a file system that all nodes share"
+            )
+        files: dict[str, FileEntry] = {}
+        for name in names:
+            self._disk.sync_file(folder / name)
+            files[name] = FileEntry(size=(folder / name).stat().st_size, xxh3=file_digest(folder / name))
+        for path in reversed([item for item in paths if item.is_dir()]):
+            self._disk.sync_folder(path)
+        manifest = Manifest(
+            serial=max((item.manifest.serial for item in self.complete()), default=0) + 1,
+            step=state.step,
+            version=state.version,
+            run_id=state.run_id,
+            config_digest=state.config_digest,
+            files=files,
+        )
+        self._disk.write(folder / MANIFEST, manifest.to_bytes())
+        self._disk.sync_file(folder / MANIFEST)
+        self._disk.sync_folder(folder)
+
+    def _free_name(self, step: int) -> Path:
+        """`step_000010`, or `step_000010.1` where that is taken: replacing it would leave a moment with neither."""
+        name = self._root / f"step_{step:06d}"
+        attempt = 0
+        while name.exists():
+            attempt += 1
+            name = self._root / f"step_{step:06d}.{attempt}"
+        return name
+
+    def _prune(self) -> None:
+        for old in self.complete()[: -self._keep_last]:
+            # Out of sight first: removing a tree takes many calls, and half a checkpoint must never be seen.
+            hidden = self._root / f"{_TEMPORARY}old-{old.path.name}-{secrets.token_hex(4)}"
+            try:
+                self._disk.rename(old.path, hidden)
+            except OSError as error:
+                _logger.warning("cannot remove old checkpoint %s: %s", old.path, error.strerror)
+                continue
+            self._try_remove(hidden)
+
+    def _try_remove(self, path: Path) -> None:
+        if not path.exists():
+            return
+        try:
+            self._disk.remove_tree(path)
+        except OSError as error:
+            _logger.warning("cannot remove %s: %s", path, error.strerror)
+
+    def _folders(self) -> Iterator[Path]:
+        if self._root.is_dir():
+            yield from sorted(path for path in self._root.iterdir() if _NAME.match(path.name) and path.is_dir())
+
+
+@contextmanager
+def _as_checkpoint_error(action: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot {action} checkpoint {path}: {error.strerror or error}; older checkpoints are intact; "
+            "free space or rights there, or change run.output_root"
+        ) from error
