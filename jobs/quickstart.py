@@ -43,7 +43,8 @@ def _overrides(root: Path, name: str, model: Path) -> list[str]:
 
 def _leave_if_stopped(result: RunResult) -> None:
     if result.status == "stopped":
-        raise SystemExit(f"quickstart: stopped after {result.steps} steps, run={result.run_dir}")
+        print(f"quickstart: stopped after {result.steps} steps, run={result.run_dir}", flush=True)
+        raise SystemExit(3)
 
 
 if __name__ == "__main__":

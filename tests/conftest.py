@@ -17,6 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("RAY_ADDRESS", None)
 
 _TORCH_THREADS = 1
+_MAX_DESELECTED_ROWS = 60
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -59,18 +60,19 @@ def _name(report: Any) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print every skipped, deselected and expectedly failing test with its reason, or that there was none."""
+    """Print every test that was skipped, deselected or expected to fail with its reason, or that there was none."""
     stats = terminalreporter.stats
     rows = [("skipped", _name(report), _reason(report)) for report in stats.get("skipped", [])]
     rows += [("xfail", _name(report), report.wasxfail or "no reason given") for report in stats.get("xfailed", [])]
-    deselected = len(stats.get("deselected", []))
+    deselected = stats.get("deselected", [])
+    chosen = terminalreporter.config.getoption("markexpr") or terminalreporter.config.getoption("keyword") or "plugin"
+    if len(deselected) <= _MAX_DESELECTED_ROWS:
+        rows += [("deselected", item.nodeid, f"by {chosen!r}") for item in deselected]
     terminalreporter.section("tests that did not run")
     if not rows:
         terminalreporter.line("no test was skipped")
-    else:
-        width = max(len(name) for _, name, _ in rows)
-        for outcome, name, reason in sorted(rows):
-            terminalreporter.line(f"{outcome:<8} {name:<{width}}  {reason}")
-    if deselected:
-        expression = terminalreporter.config.getoption("markexpr") or terminalreporter.config.getoption("keyword")
-        terminalreporter.line(f"{deselected} tests deselected by {expression!r}")
+    width = max((len(name) for _, name, _ in rows), default=0)
+    for outcome, name, reason in sorted(rows):
+        terminalreporter.line(f"{outcome:<10} {name:<{width}}  {reason}")
+    if len(deselected) > _MAX_DESELECTED_ROWS:
+        terminalreporter.line(f"and {len(deselected)} tests were deselected by {chosen!r}")
