@@ -43,9 +43,10 @@ def import_model(
 
     Raises ModelError if `source` is none of these or cannot be had; nothing is left behind then.
     """
-    target = root / (name or _derive_name(source))
-    if target.parent != root:
-        raise ModelError(f"model name {name!r} must be a single folder name, without a slash")
+    folder_name = name or _derive_name(source)
+    if not re.fullmatch(r"\w[\w.-]*", folder_name):
+        raise ModelError(f"model name {folder_name!r} must be a single folder name: letters, digits, '.', '-', '_'")
+    target = root / folder_name
     if target.exists() and not force:
         check_model_folder(target)
         _log.info("%s exists already; it is used as it is (--force makes it again)", target)
