@@ -14,7 +14,12 @@ def main(path: str, overrides: list[str]) -> None:
     print(f"{config.samples_per_step} samples per step, {config.driver.num_steps} steps, into {config.run_dir}")
     handle = Run(config).start()
     print(f"started: {handle.status()}")
-    result = handle.wait()
+    try:
+        result = handle.wait()
+    except KeyboardInterrupt:
+        print("stopping after this step")
+        handle.stop()
+        result = handle.wait()
     print(f"{result.status} after {result.steps} steps: {result.run_dir}")
     for name, value in sorted(result.metrics.items()):
         print(f"{name} = {value:.4g}")

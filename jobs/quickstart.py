@@ -13,6 +13,7 @@ from rayrl.models.tiny import create_tiny_model
 from rayrl.utils.logger import setup_logging
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+ALPHABET = "0123456789+="
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     started = time.monotonic()
     root = Path("runs/quickstart") / datetime.now().strftime("%Y%m%d-%H%M%S")
     model = root / "model"
-    create_tiny_model(model)
+    create_tiny_model(model, alphabet=ALPHABET)
 
     sft = SFTRun(SFTRunConfig.load(CONFIGS / "quickstart_sft.yaml", _overrides(root, "sft", model))).train()
     _leave_if_stopped(sft)

@@ -9,18 +9,19 @@ from rayrl.config.run import RunConfig, SFTRunConfig
 def check(config: ConfigPath, overrides: Overrides = None) -> None:
     """Parse a config, print its batch arithmetic and placement plan, and look for its files. Starts nothing."""
     parsed = load_any_config(config, overrides or [])
+    from rayrl.driver.preflight import check_run, check_sft_run
+    from rayrl.infra.placement_plan import describe_plan, plan_placement, plan_sft_placement
+
     print(f"{config}: parsed, run folder {parsed.run_dir}")
     if isinstance(parsed, SFTRunConfig):
         _print_section("batch", sft_batch_lines(parsed))
-        return
-    _print_section("batch", batch_lines(parsed))
-    _print_section("algorithm", algorithm_lines(parsed.algorithm))
-    from rayrl.infra.placement_plan import describe_plan, plan_placement
-
-    _print_section("placement", describe_plan(plan_placement(parsed)).splitlines())
-    from rayrl.driver.preflight import check_run
-
-    _print_section("files", check_run(parsed))
+        _print_section("placement", describe_plan(plan_sft_placement(parsed)).splitlines())
+        _print_section("files", check_sft_run(parsed))
+    else:
+        _print_section("batch", batch_lines(parsed))
+        _print_section("algorithm", algorithm_lines(parsed.algorithm))
+        _print_section("placement", describe_plan(plan_placement(parsed)).splitlines())
+        _print_section("files", check_run(parsed))
 
 
 def batch_lines(config: RunConfig) -> list[str]:

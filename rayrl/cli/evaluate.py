@@ -7,8 +7,7 @@ import typer
 
 from rayrl.cli.arguments import ConfigPath, Overrides
 from rayrl.cli.config_file import load_run_config
-from rayrl.cli.failure import naming_run_folder
-from rayrl.cli.summary import print_summary
+from rayrl.cli.summary import print_metrics
 from rayrl.utils.logger import setup_logging
 
 
@@ -24,6 +23,5 @@ def evaluate(
     run_config = load_run_config(config, overrides or [])
     from rayrl.driver.evaluate import evaluate as run_evaluation
 
-    with naming_run_folder(run_config.run_dir):
-        result = run_evaluation(run_config, None if model is None else str(model))
-    raise typer.Exit(print_summary("eval", result))
+    result = run_evaluation(run_config, None if model is None else str(model))
+    print_metrics("eval", result.metrics)

@@ -1,5 +1,6 @@
 """The exit codes of `rayrl`: what a script or a scheduler can rely on."""
 
+from asyncio import CancelledError
 from enum import IntEnum
 
 from rayrl.errors import CheckpointError, ConfigError, PlacementError
@@ -17,12 +18,12 @@ class ExitCode(IntEnum):
     STOPPED = 3
     """SIGTERM or Ctrl-C came, the step was finished and saved; `--resume auto` goes on from there."""
     INTERRUPTED = 130
-    """A second Ctrl-C: left at once, nothing more was saved."""
+    """A second signal: left at once, nothing more was saved."""
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
     """Return the exit code that an error ends the process with."""
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, (KeyboardInterrupt, CancelledError)):
         return ExitCode.INTERRUPTED
     if isinstance(error, (ConfigError, PlacementError, CheckpointError)):
         return ExitCode.BAD_INPUT

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rayrl.cli.exit_code import ExitCode, exit_code_of
 from rayrl.errors import RayrlError
 
 
@@ -35,5 +36,7 @@ def failure_text(error: BaseException) -> str:
     notes = [str(note) for note in error.__notes__] if hasattr(error, "__notes__") else []
     if isinstance(error, RayrlError):
         return "\n  ".join([f"error: {error}", *notes])
+    if exit_code_of(error) is ExitCode.INTERRUPTED:
+        return "error: interrupted"
     stack = "".join(traceback.format_exception(error)).rstrip()
     return "\n  ".join([f"{stack}\nerror: unexpected {type(error).__name__}: {error}", *notes])

@@ -4,6 +4,7 @@ Exit codes: see `rayrl.cli.exit_code`.
 """
 
 import sys
+from asyncio import CancelledError
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code; `arguments` defaults to those of the process."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name="rayrl")
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  the CLI turns every error into an exit code
+    except (Exception, KeyboardInterrupt, CancelledError) as error:  # noqa: BLE001  the CLI turns every error into an exit code
         failure = root_error(error)
         print(failure_text(failure), file=sys.stderr)
         raise SystemExit(exit_code_of(failure)) from None

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from rayrl.errors import ModelError
+
 models_app = typer.Typer(no_args_is_help=True, help="Make local model folders.", rich_markup_mode=None)
 
 
@@ -25,10 +27,13 @@ def import_(
 
 @models_app.command("create-tiny")
 def create_tiny(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write; must not exist.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write.")],
     alphabet: Annotated[str, typer.Option(help="Characters of the tokenizer, one token each.")] = "0123456789+=",
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
 ) -> None:
     """Write a small randomly initialised Llama with a character tokenizer, for tests and the quickstart."""
+    if folder.exists() and not force:
+        raise ModelError(f"model folder {str(folder)!r} exists; give another one, or --force to replace it")
     from rayrl.models.tiny import create_tiny_model
 
-    print(f"model folder: {create_tiny_model(folder, alphabet=alphabet)}")
+    print(f"model folder: {create_tiny_model(folder, alphabet=alphabet, replace=force)}")

@@ -1,12 +1,13 @@
 """The last lines of a run: status, steps, accuracy, reward, folder."""
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rayrl.cli.exit_code import ExitCode
 
 if TYPE_CHECKING:
-    from rayrl.driver.run import RunResult
+    from rayrl.driver.result import RunResult
 
 _METRICS = {
     "accuracy before": "eval/accuracy_before",
@@ -26,14 +27,22 @@ def summary_rows(result: "RunResult") -> list[tuple[str, str]]:
 
 
 def print_summary(title: str, result: "RunResult") -> ExitCode:
-    """Print the summary, a table on a terminal and plain lines elsewhere; return the exit code of the command."""
-    rows = summary_rows(result)
+    """Print the end of a run, a table on a terminal and plain lines elsewhere; return the exit code of the command."""
+    _print_rows(title, summary_rows(result))
+    return ExitCode.STOPPED if result.status == "stopped" else ExitCode.DONE
+
+
+def print_metrics(title: str, metrics: Mapping[str, float]) -> None:
+    """Print every metric by its own name."""
+    _print_rows(title, [(name, f"{value:.4g}") for name, value in sorted(metrics.items())])
+
+
+def _print_rows(title: str, rows: list[tuple[str, str]]) -> None:
     if sys.stdout.isatty():
         _print_table(title, rows)
     else:
         for label, value in rows:
             print(f"{title}: {label} = {value}")
-    return ExitCode.STOPPED if result.status == "stopped" else ExitCode.DONE
 
 
 def _print_table(title: str, rows: list[tuple[str, str]]) -> None:

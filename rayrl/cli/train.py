@@ -1,7 +1,7 @@
 """`rayrl train`: a reinforcement learning run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -31,6 +31,8 @@ def train(
     run_config = load_run_config(config, overrides or [])
     from rayrl.driver.run import Run
 
+    start: Literal["never", "auto"] | Path
+    start = "never" if resume == "never" else "auto" if resume == "auto" else Path(resume)
     with naming_run_folder(run_config.run_dir):
-        result = Run(run_config, resume=resume if resume in ("never", "auto") else Path(resume)).train()
+        result = Run(run_config, resume=start).train()
     raise typer.Exit(print_summary("train", result))

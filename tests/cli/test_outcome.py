@@ -1,6 +1,7 @@
 """How a run ends is how the command ends: summary, exit code, error block. The driver is a fake module."""
 
 import sys
+from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,11 +154,14 @@ def test_sft_runs_the_supervised_loop_when_it_is_called(start: Any) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "model"), [([], None), (["--model", "models/other"], "models/other")])
-def test_eval_takes_another_model_when_one_is_given(start: Any, arguments: list[str], model: str | None) -> None:
+def test_eval_takes_another_model_when_one_is_given(
+    start: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], model: str | None
+) -> None:
     code, driver = start(finished, ["eval", "run.yaml", *arguments])
 
     assert code == 0
     assert [(kind, detail) for kind, _, detail in driver.calls] == [("eval", model)]
+    assert "eval: eval/accuracy = 0.95" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -172,6 +176,7 @@ def test_eval_takes_another_model_when_one_is_given(start: Any, arguments: list[
         (DeadlineExceeded("a"), 1),
         (KeyError("a"), 1),
         (KeyboardInterrupt(), 130),
+        (CancelledError(), 130),
     ],
 )
 def test_exit_code_follows_the_error_when_a_run_fails(start: Any, error: BaseException, code: int) -> None:
