@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayrl.config.run import RunConfig, SFTRunConfig
-    from rayrl.driver.run import Run, RunHandle, RunResult
+    from rayrl.driver.result import RunResult
+    from rayrl.driver.run import Run, RunHandle
     from rayrl.driver.sft import SFTRun
 
 __version__ = "0.1.0"
@@ -16,7 +17,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Run": "rayrl.driver.run",
     "RunHandle": "rayrl.driver.run",
-    "RunResult": "rayrl.driver.run",
+    "RunResult": "rayrl.driver.result",
     "RunConfig": "rayrl.config.run",
     "SFTRun": "rayrl.driver.sft",
     "SFTRunConfig": "rayrl.config.run",

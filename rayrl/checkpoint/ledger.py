@@ -95,6 +95,15 @@ class Ledger:
             for item in outcomes:
                 self._insert_outcome(item, step, version, generation)
 
+    def record_outcomes(self, step: int, version: int, outcomes: Iterable[PromptOutcome]) -> None:
+        """Record outcomes that no training step decides, of prompts given up, in one transaction.
+
+        `step` and `version` are those that the run stands at. Raises as `record_step` for a second live outcome.
+        """
+        with self._transaction() as generation:
+            for item in outcomes:
+                self._insert_outcome(item, step, version, generation)
+
     def record_publication(
         self,
         version: int,

@@ -1,0 +1,1 @@
+"""The driver: the only place where rollout, training and inference meet."""

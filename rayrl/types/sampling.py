@@ -63,6 +63,16 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailure:
+    """An engine could not serve one request; the others go on."""
+
+    request_id: str
+    message: str
+    retry: bool
+    """True if the same request may succeed later or elsewhere (a full queue, say)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """All chunks of one request, joined."""
 

@@ -1,0 +1,195 @@
+"""All actors of a run: placed, started together, torn down together."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayrl.config.driver import DeadlineConfig
+from rayrl.config.model import ModelConfig
+from rayrl.config.run import RunConfig, SFTRunConfig
+from rayrl.inference.engine_actor import EngineActor
+from rayrl.inference.settings import EngineSettings
+from rayrl.infra.actor_group import ActorGroup
+from rayrl.infra.placement_plan import PlacementPlan, plan_placement, plan_sft_placement
+from rayrl.infra.reservation import Reservation, reserve
+from rayrl.rollout.settings import RolloutSettings
+from rayrl.rollout.worker import RolloutWorker
+from rayrl.training.settings import TrainWorkerSettings
+from rayrl.training.worker import TrainWorker
+from rayrl.utils.logger import get_logger
+
+_LOGGER = get_logger("driver.fleet")
+_EPISODES_AT_ONCE = 100_000
+"""Calls that an async actor takes at once; admission bounds them long before."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Fleet:
+    """The actor groups of a run; `inference` is None for supervised runs."""
+
+    reservation: Reservation
+    train: ActorGroup
+    rollout: ActorGroup
+    inference: ActorGroup | None
+    shutdown_s: float
+
+    async def close(self) -> None:
+        """Let every actor leave in order, then kill what is left and give the resources back."""
+        groups = [group for group in (self.rollout, self.inference, self.train) if group is not None]
+        # Rollout first: its episodes hold requests on the engines, which would otherwise fail loudly while leaving.
+        for group in groups:
+            await group.shutdown(self.shutdown_s)
+        await asyncio.to_thread(self.reservation.release)
+
+
+def absolute_model(model: ModelConfig) -> ModelConfig:
+    """Return the model with an absolute path: actors do not run in the working directory of the driver."""
+    return model.model_copy(update={"path": str(Path(model.path).absolute())})
+
+
+def thread_env(num_threads: int) -> dict[str, str]:
+    """Return the variables that must be set before a worker imports its numeric libraries."""
+    return {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
+
+
+async def start_fleet(config: RunConfig) -> Fleet:
+    """Place and start all actors of a reinforcement learning run. PlacementError, ActorError or DeadlineExceeded."""
+    deadlines = config.driver.deadlines
+    plan = plan_placement(config)
+    reservation = await asyncio.to_thread(reserve, plan, deadlines.placement_s)
+    model = absolute_model(config.model)
+    starters = {
+        "train": _start_train(config, model, config.driver.minibatches, plan, reservation, deadlines),
+        "inference": _start_inference(config, model, plan, reservation, deadlines),
+        "rollout": _start_rollout(
+            RolloutSettings(
+                model=model,
+                rollout=config.rollout,
+                reward=config.reward,
+                eval_reward=None if config.evaluation is None else config.evaluation.reward,
+            ),
+            config.rollout.num_workers,
+            reservation,
+            deadlines,
+        ),
+    }
+    groups = await _start_together(starters, reservation, deadlines.shutdown_s)
+    fleet = Fleet(
+        reservation=reservation,
+        train=groups["train"],
+        inference=groups["inference"],
+        rollout=groups["rollout"],
+        shutdown_s=deadlines.shutdown_s,
+    )
+    engines = {member.name: member.handle for member in groups["inference"].members}
+    await fleet.rollout.call_all("connect", engines, seconds=deadlines.start_s, phase="connecting rollout to engines")
+    return fleet
+
+
+async def start_sft_fleet(config: SFTRunConfig) -> Fleet:
+    """Place and start the actors of a supervised run: training workers and one worker that encodes examples."""
+    deadlines = config.sft.deadlines
+    plan = plan_sft_placement(config)
+    reservation = await asyncio.to_thread(reserve, plan, deadlines.placement_s)
+    model = absolute_model(config.model)
+    starters = {
+        "train": _start_train(config, model, 1, plan, reservation, deadlines),
+        "rollout": _start_rollout(RolloutSettings(model=model), 1, reservation, deadlines),
+    }
+    groups = await _start_together(starters, reservation, deadlines.shutdown_s)
+    return Fleet(
+        reservation=reservation,
+        train=groups["train"],
+        inference=None,
+        rollout=groups["rollout"],
+        shutdown_s=deadlines.shutdown_s,
+    )
+
+
+async def _start_together(
+    starters: dict[str, Any], reservation: Reservation, shutdown_s: float
+) -> dict[str, ActorGroup]:
+    """Start all groups at once; if one fails, tear the others down and raise its error."""
+    results = await asyncio.gather(*starters.values(), return_exceptions=True)
+    groups = {name: result for name, result in zip(starters, results, strict=True) if isinstance(result, ActorGroup)}
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if errors:
+        await asyncio.gather(*(group.shutdown(shutdown_s) for group in groups.values()))
+        await asyncio.to_thread(reservation.release)
+        raise errors[0]
+    return groups
+
+
+async def _start_train(
+    config: RunConfig | SFTRunConfig,
+    model: ModelConfig,
+    minibatches: int,
+    plan: PlacementPlan,
+    reservation: Reservation,
+    deadlines: DeadlineConfig,
+) -> ActorGroup:
+    training = config.training
+    world_size = training.parallel.data
+    is_rl = isinstance(config, RunConfig)
+    settings = TrainWorkerSettings(
+        model=model,
+        training=training,
+        algorithm=config.algorithm if isinstance(config, RunConfig) else None,
+        temperature=config.rollout.sampling.temperature if isinstance(config, RunConfig) else 1.0,
+        minibatches=minibatches,
+        num_steps=config.driver.num_steps * minibatches if isinstance(config, RunConfig) else config.sft.num_steps,
+        max_new_tokens=config.rollout.sampling.max_new_tokens if isinstance(config, RunConfig) else 0,
+        seed=config.run.seed,
+        transfer=config.transfer if isinstance(config, RunConfig) else None,
+    )
+    group = await ActorGroup.spawn(
+        "train",
+        TrainWorker,
+        args_per_member=[(rank, world_size, settings) for rank in range(world_size)],
+        options_per_member=[reservation.options("train", rank) for rank in range(world_size)],
+        env=thread_env(training.threads_per_worker),
+        max_concurrency=None,
+        start_timeout_s=deadlines.start_s,
+    )
+    try:
+        phase = "start of the training group"
+        address = await group.call(0, "host_training_rendezvous", seconds=deadlines.start_s, phase=phase)
+        await group.call_all("setup", address, seconds=deadlines.start_s, phase=phase)
+    except BaseException:
+        await group.shutdown(deadlines.shutdown_s)
+        raise
+    _LOGGER.info("%d training workers are ready (%s)", world_size, "RL" if is_rl else "SFT")
+    return group
+
+
+async def _start_inference(
+    config: RunConfig, model: ModelConfig, plan: PlacementPlan, reservation: Reservation, deadlines: DeadlineConfig
+) -> ActorGroup:
+    inference = config.inference
+    settings = EngineSettings(model=model, inference=inference, transfer=config.transfer, seed=config.run.seed)
+    group = await ActorGroup.spawn(
+        "inference",
+        EngineActor,
+        args_per_member=[(index, settings) for index in range(inference.num_engines)],
+        options_per_member=[reservation.options("inference", index) for index in range(inference.num_engines)],
+        env=thread_env(inference.threads_per_engine),
+        max_concurrency=_EPISODES_AT_ONCE,
+        start_timeout_s=deadlines.start_s,
+    )
+    _LOGGER.info("%d inference engines are ready (%s)", inference.num_engines, inference.engine.type)
+    return group
+
+
+async def _start_rollout(
+    settings: RolloutSettings, num_workers: int, reservation: Reservation, deadlines: DeadlineConfig
+) -> ActorGroup:
+    return await ActorGroup.spawn(
+        "rollout",
+        RolloutWorker,
+        args_per_member=[(index, settings) for index in range(num_workers)],
+        options_per_member=[reservation.options("rollout", index) for index in range(num_workers)],
+        env=thread_env(1),
+        max_concurrency=_EPISODES_AT_ONCE,
+        start_timeout_s=deadlines.start_s,
+    )

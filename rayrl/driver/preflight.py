@@ -1,0 +1,93 @@
+"""Checks that need files but start nothing: every fault of the user that can be known beforehand is known here."""
+
+import importlib.util
+from pathlib import Path
+
+from rayrl.config.rollout import SingleTurnWorkflow
+from rayrl.config.run import RunConfig, SFTRunConfig
+from rayrl.datasets.prompt_stream import PromptStream
+from rayrl.datasets.registry import load_source
+from rayrl.errors import ConfigError, ModelError
+from rayrl.models.context import context_limit
+from rayrl.models.folder import check_model_folder
+from rayrl.rollout.registry import make_workflow
+from rayrl.rollout.settings import sampling_params
+from rayrl.rollout.single_turn import PromptTooLong, check_fits, encode_prompt
+from rayrl.types.protocols import Tokenizer
+
+_PROMPTS_LOOKED_AT = 256
+
+
+def check_run(config: RunConfig) -> list[str]:
+    """Return one line for each thing that was checked. ConfigError (or a kind of it) for the first that is wrong."""
+    from rayrl.rewards.registry import check_reward
+
+    notes = _check_model(config.model.path, _needs_template(config))
+    limit = context_limit(config.model)
+    make_workflow(config.rollout.workflow)
+    check_reward(config.reward)
+    notes.append(f"reward {config.reward.type}: can be made")
+    notes.append(_check_dataset(config, config.dataset, "dataset", config.rollout.sampling.max_new_tokens, limit))
+    if config.evaluation is not None:
+        if config.evaluation.reward is not None:
+            check_reward(config.evaluation.reward)
+        new_tokens = sampling_params(config.evaluation.sampling).max_new_tokens
+        notes.append(_check_dataset(config, config.evaluation.dataset, "evaluation.dataset", new_tokens, limit))
+    notes += _check_sinks(config)
+    return notes
+
+
+def check_sft_run(config: SFTRunConfig) -> list[str]:
+    """As `check_run`, for supervised runs."""
+    notes = _check_model(config.model.path, config.sft.prompt_format == "chat")
+    context_limit(config.model)
+    source = load_source(config.dataset)
+    if source.row(0).answer is None:
+        raise ConfigError("dataset has no answers to learn from; set dataset.answer_field")
+    notes.append(f"dataset {source.name}: {len(source)} examples")
+    notes += _check_sinks(config)
+    return notes
+
+
+def _needs_template(config: RunConfig) -> bool:
+    workflow = config.rollout.workflow
+    return isinstance(workflow, SingleTurnWorkflow) and workflow.prompt_format == "chat"
+
+
+def _check_model(path: str, needs_template: bool) -> list[str]:
+    info = check_model_folder(path)
+    if needs_template and not info.has_chat_template:
+        raise ModelError(
+            f"model {path!r} has no chat template, which prompt_format: chat needs; use a model with one, or set "
+            f"prompt_format: text (rollout.workflow, or sft)"
+        )
+    return [f"model {path}: {info.model_type}, context {info.max_context}"]
+
+
+def _check_dataset(config: RunConfig, dataset: object, section: str, max_new_tokens: int, limit: int) -> str:
+    source = load_source(dataset)
+    workflow = config.rollout.workflow
+    longest = 0
+    if isinstance(workflow, SingleTurnWorkflow):
+        from rayrl.models.tokenizer import load_tokenizer
+
+        tokenizer: Tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+        stream = PromptStream(source, seed=config.run.seed, shuffle=True)
+        for _ in range(min(len(source), _PROMPTS_LOOKED_AT)):
+            prompt = stream.next_prompt()
+            length = len(encode_prompt(prompt, tokenizer, workflow.prompt_format, workflow.system_prompt))
+            longest = max(longest, length)
+            try:
+                check_fits(prompt, length, max_new_tokens, limit)
+            except PromptTooLong as error:
+                raise ConfigError(f"{section}: {error}") from None
+    return f"{section} {source.name}: {len(source)} prompts, longest of those looked at {longest} tokens"
+
+
+def _check_sinks(config: RunConfig | SFTRunConfig) -> list[str]:
+    if "wandb" in config.tracking.sinks and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("tracking.sinks has wandb, which is not installed: pip install 'rayrl[wandb]'")
+    root = Path(config.run.output_root)
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"run.output_root={config.run.output_root!r} is a file, not a folder")
+    return [f"output {config.run_dir}"]

@@ -1,0 +1,45 @@
+"""Write consumed trajectories to disk without stopping the train loop: one write behind, its failure is a warning."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rayrl.errors import RayrlError
+from rayrl.infra.actor_group import ActorGroup
+from rayrl.utils.logger import get_logger
+
+_LOGGER = get_logger("driver.rollout_log")
+
+
+class RolloutLog:
+    """Has a rollout worker write the record batches of each step; the driver only passes references."""
+
+    def __init__(self, *, folder: Path, workers: ActorGroup, is_enabled: bool, deadline_s: float) -> None:
+        self._folder = folder
+        self._workers = workers
+        self._is_enabled = is_enabled
+        self._deadline_s = deadline_s
+        self._pending: asyncio.Task[Any] | None = None
+
+    async def write(self, step: int, batches: list[Any]) -> None:
+        """Start writing a step; waits for the write of the step before."""
+        if not self._is_enabled:
+            return
+        await self.finish()
+        path = self._folder / f"step_{step:06d}.parquet"
+        self._pending = asyncio.get_running_loop().create_task(
+            self._workers.call(
+                0, "write_rollouts", str(path), *batches, seconds=self._deadline_s, phase=f"rollout log of step {step}"
+            )
+        )
+
+    async def finish(self) -> None:
+        """Wait for the last write. A failed one is told and switches the log off: it must not end a run."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        try:
+            await pending
+        except RayrlError as error:
+            self._is_enabled = False
+            _LOGGER.warning("the rollout log is switched off, its last write failed: %s", error)

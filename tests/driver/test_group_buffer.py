@@ -1,0 +1,56 @@
+"""The group buffer between the loops."""
+
+import asyncio
+
+import pytest
+from groups import buffered
+
+from rayrl.driver.group_buffer import GroupBuffer
+
+
+@pytest.mark.asyncio
+async def test_wait_returns_when_enough_groups_have_arrived() -> None:
+    buffer = GroupBuffer()
+    waiter = asyncio.create_task(buffer.wait(lambda b: len(b) >= 2, idle_s=30, waiting_for="two groups"))
+    buffer.put(buffered(1))
+    await asyncio.sleep(0)
+    assert not waiter.done()
+    buffer.put(buffered(0))
+    await waiter
+    assert [group.ticket for group in buffer.in_order()] == [0, 1]
+
+
+@pytest.mark.asyncio
+async def test_wait_raises_the_error_of_the_rollout_loop_when_it_fails_meanwhile() -> None:
+    buffer = GroupBuffer()
+    waiter = asyncio.create_task(buffer.wait(lambda b: len(b) >= 1, idle_s=30, waiting_for="a group"))
+    await asyncio.sleep(0)
+    buffer.fail(RuntimeError("worker 3 is gone"))
+    with pytest.raises(RuntimeError, match="worker 3 is gone"):
+        await waiter
+
+
+@pytest.mark.asyncio
+async def test_wait_says_what_it_waited_for_when_no_group_arrives_in_time() -> None:
+    buffer = GroupBuffer()
+    with pytest.raises(TimeoutError, match=r"no group arrived for 0\.01 s: step 3 needs 4 groups; 0 buffered"):
+        await buffer.wait(lambda b: len(b) >= 4, idle_s=0.01, waiting_for="step 3 needs 4 groups")
+
+
+@pytest.mark.asyncio
+async def test_wake_lets_a_waiter_look_at_its_condition_again() -> None:
+    buffer = GroupBuffer()
+    stopped: list[bool] = []
+    waiter = asyncio.create_task(buffer.wait(lambda b: bool(stopped), idle_s=30, waiting_for="a stop"))
+    await asyncio.sleep(0)
+    stopped.append(True)
+    buffer.wake()
+    await waiter
+    assert len(buffer) == 0
+
+
+def test_ticket_can_be_buffered_only_once() -> None:
+    buffer = GroupBuffer()
+    buffer.put(buffered(1))
+    with pytest.raises(AssertionError, match="ticket 1"):
+        buffer.put(buffered(1))
