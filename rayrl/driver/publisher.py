@@ -18,7 +18,7 @@ from rayrl.config.run import RunConfig
 from rayrl.errors import ActorError, DeadlineExceeded, RayrlError, TransferError
 from rayrl.infra.actor_group import ActorGroup
 from rayrl.infra.placement_plan import transfer_backend
-from rayrl.infra.publication import Publication, PublicationState
+from rayrl.infra.publication import Publication, PublicationState, verify
 from rayrl.utils.logger import get_logger
 
 _LOGGER = get_logger("driver.publisher")
@@ -105,7 +105,7 @@ class Publisher:
                 self._inference.call_all("receive", manifest, seconds=seconds, phase=f"{name}: transfer"),
             )
             publication.move(PublicationState.VERIFY)
-            verdict = publication.verify(sent[0], acks)
+            verdict = verify(publication, sent[0], acks)
             if not verdict.ok:
                 faults = "; ".join(f"{engine}: {reason}" for engine, reason in verdict.bad_engines.items())
                 raise TransferError(f"{name} did not arrive as sent: {faults}")

@@ -67,9 +67,9 @@ class RolloutWorker:
 
     async def ready(self) -> dict[str, Any]:
         """Return where this worker runs."""
-        from rayrl.infra.identity import actor_identity
+        from rayrl.infra.process_info import process_info
 
-        return actor_identity()
+        return process_info()
 
     async def connect(self, engines: Mapping[str, Any]) -> None:
         """Sample from exactly these engines (name to actor handle) from now on."""
