@@ -1,7 +1,7 @@
 """A group of Ray actors of one class: started together or not at all, called with deadlines, gone after `shutdown`.
 
-Actor classes are plain classes. Each has `ready() -> dict` (that of `process_info.process_info`) and `close()`, either of
-which may be a coroutine function; `ray.remote` is applied here.
+Actor classes are plain classes. Each has `ready()`, which returns `identity.actor_identity()`, and `close()`; both
+may be coroutine functions. `ray.remote` is applied here.
 """
 
 import asyncio

@@ -17,11 +17,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store
+from torch.distributed import (  # type: ignore[attr-defined]  # the stores are public, but not in `__all__`
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+)
 
 from rayrl.errors import DeadlineExceeded, TransferError
 from rayrl.infra.rendezvous import HostedRendezvous, RendezvousAddress, host_rendezvous, reach_rendezvous
@@ -299,7 +304,7 @@ def _connect(
         # Beyond the limit that is kept here: torch's own watchdog ends the whole process.
         options._timeout = 10 * timeout
         return ProcessGroupNCCL(store, rank, size, options)
-    gloo = ProcessGroupGloo._Options()
+    gloo = cast(Any, ProcessGroupGloo)._Options()  # the only options that take a device
     gloo._devices = [_gloo_device(address)]
     gloo._timeout = timeout
     return ProcessGroupGloo(store, rank, size, gloo)

@@ -7,7 +7,7 @@ and hopes that it is still free later.
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in `__all__`
 
 from rayrl.errors import DeadlineExceeded
 

@@ -193,4 +193,4 @@ def _view(stream: Tensor, spec: TensorSpec, offset: int) -> Tensor:
 
 
 def _digest(packed: Tensor) -> str:
-    return str(xxhash.xxh3_128(memoryview(packed.cpu().numpy())).hexdigest())
+    return str(xxhash.xxh3_128(packed.cpu().numpy().data).hexdigest())
