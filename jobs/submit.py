@@ -17,6 +17,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 EXCLUDES = [".git", ".venv", "/models", "/runs", "/wandb"]
@@ -49,11 +50,10 @@ def connect(address: str | None) -> JobSubmissionClient:
             os.environ.pop(name, None)
     try:
         return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError, OSError) as error:
-        text = str(error)
-        if any(word in text for word in ("Unauthorized", "Forbidden", "401", "403", "authentication token")):
-            sys.exit(f"submit: {TOKEN_HELP}\n{text}")
-        sys.exit(f"submit: no cluster at {address or os.environ.get('RAY_ADDRESS', 'this machine')}: {text}")
+    except AuthenticationError as error:
+        sys.exit(f"submit: {TOKEN_HELP}\n  {error.message.splitlines()[0]}")
+    except (ConnectionError, RuntimeError) as error:
+        sys.exit(f"submit: no cluster at {address or os.environ.get('RAY_ADDRESS', 'this machine')}: {error}")
 
 
 def main() -> int:

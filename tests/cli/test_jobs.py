@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from ray.exceptions import AuthenticationError
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 CONFIG = JOBS.parent / "configs" / "smollm2_chain_sum.yaml"
@@ -93,7 +94,7 @@ def test_job_uses_the_python_of_the_cluster_when_the_folder_is_uploaded() -> Non
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (RuntimeError("Request failed with status code 401: Unauthorized: Missing token"), "ray get-auth-token"),
+        (AuthenticationError("Authentication required: Unauthorized: Missing token"), "ray get-auth-token"),
         (ConnectionError("Failed to connect to Ray at address: x"), "no cluster at"),
     ],
 )
@@ -111,4 +112,4 @@ def test_fix_is_named_when_the_cluster_does_not_answer(
         submit.connect(None)
 
     assert said in str(caught.value.code)
-    assert str(error) in str(caught.value.code)
+    assert error.args[0] in str(caught.value.code)

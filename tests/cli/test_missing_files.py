@@ -1,0 +1,109 @@
+"""What `rayrl check` finds on disk, `train` would refuse: exit code 2, the value and the fix, nothing written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rayrl.cli.main import main
+
+CONFIG = """
+run: {name: small, output_root: out}
+model: {path: model, max_context: 24}
+dataset: {type: jsonl, path: sums.jsonl}
+reward: {type: exact_match}
+rollout:
+  workflow: {type: single_turn, prompt_format: text}
+  group_size: 4
+  sampling: {max_new_tokens: 8}
+driver: {groups_per_step: 2, num_steps: 3}
+training: {optimizer: {lr: 1e-5}}
+inference: {engine: {type: transformers}}
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model folder without a chat template."""
+    from rayrl.models.tiny import create_tiny_model
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return create_tiny_model(folder, alphabet="0123456789+=", hidden_size=16, num_layers=1, num_heads=2)
+
+
+@pytest.fixture
+def folder(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with model, data and a config that fits them."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
+    (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "1+2=", "answer": "3"}) + "\n", encoding="utf-8")
+    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "1+" * 9 + "1=", "answer": "10"}), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def exit_code(*arguments: str) -> object:
+    """Run a command in this process and return its exit code."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code
+
+
+def test_plan_and_files_are_printed_when_all_is_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = exit_code("check", "run.yaml")
+
+    out = capsys.readouterr().out
+    assert code == 0
+    assert [title for title in ("batch:", "algorithm:", "placement:", "files:") if title not in out] == []
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["model.path=nowhere"], ["nowhere"]),
+        (["rollout.workflow.prompt_format=chat"], ["'model' has no chat template", "prompt_format: text"]),
+        (["dataset.path=empty.jsonl"], ["empty"]),
+        (["dataset.path=missing.jsonl"], ["missing.jsonl"]),
+        (["dataset.path=long.jsonl"], ["20", "8", "24"]),
+        (["dataset.answer_field=solution"], ["solution"]),
+        (["reward={type: function, path: 'no_such_module:score'}"], ["no_such_module"]),
+        (["reward={type: function, path: 'json:score'}"], ["score"]),
+        (["rollout.workflow={type: custom, path: 'json:Workflow'}"], ["Workflow"]),
+        (["run.output_root=sums.jsonl"], ["sums.jsonl", "is a file"]),
+    ],
+    ids=lambda value: str(value[0])[:40],
+)
+def test_check_refuses_when_something_on_disk_does_not_fit(
+    folder: Path, capsys: pytest.CaptureFixture[str], overrides: list[str], said: list[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+
+    code = exit_code("check", "run.yaml", *overrides)
+
+    stderr = capsys.readouterr().err
+    assert code == 2, stderr
+    assert stderr.startswith("error: ")
+    assert "Traceback" not in stderr
+    assert [part for part in said if part not in stderr] == []
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_tiny_model_is_kept_when_its_folder_exists(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = (folder / "model" / "config.json").read_bytes()
+
+    code = exit_code("models", "create-tiny", "model")
+
+    assert code == 2
+    assert "--force" in capsys.readouterr().err
+    assert (folder / "model" / "config.json").read_bytes() == config
+
+
+def test_import_refuses_when_the_source_is_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = exit_code("models", "import", "missing.gguf")
+
+    assert code == 2
+    assert "missing.gguf" in capsys.readouterr().err
+    assert list(folder.glob("models/*")) == []
