@@ -80,7 +80,7 @@ def main() -> int:
     print(f"submit: job {job} {info.status}", flush=True)
     if info.status == JobStatus.SUCCEEDED:
         return 0
-    print(f"submit: {info.message}", file=sys.stderr)
+    print(f"submit: {(info.message or 'no message').splitlines()[0]}", file=sys.stderr)
     return info.driver_exit_code or 1
 
 
