@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+from rayrl.config.dataset import DatasetConfig
 from rayrl.config.rollout import SingleTurnWorkflow
 from rayrl.config.run import RunConfig, SFTRunConfig
 from rayrl.datasets.prompt_stream import PromptStream
@@ -64,7 +65,7 @@ def _check_model(path: str, needs_template: bool) -> list[str]:
     return [f"model {path}: {info.model_type}, context {info.max_context}"]
 
 
-def _check_dataset(config: RunConfig, dataset: object, section: str, max_new_tokens: int, limit: int) -> str:
+def _check_dataset(config: RunConfig, dataset: DatasetConfig, section: str, max_new_tokens: int, limit: int) -> str:
     source = load_source(dataset)
     workflow = config.rollout.workflow
     longest = 0

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rayrl.config.run import RunConfig
 from rayrl.errors import ActorError, DeadlineExceeded, RayrlError, TransferError
@@ -20,6 +21,9 @@ from rayrl.infra.actor_group import ActorGroup
 from rayrl.infra.placement_plan import transfer_backend
 from rayrl.infra.publication import Publication, PublicationState, verify
 from rayrl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from rayrl.infra.weight_transfer import WeightManifest
 
 _LOGGER = get_logger("driver.publisher")
 _ATTEMPTS = 2
@@ -50,6 +54,7 @@ class Publisher:
         self._train = train
         self._inference = inference
         self._epoch = 0
+        self._seconds = config.driver.deadlines.publication_s
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -59,7 +64,7 @@ class Publisher:
     async def connect(self) -> None:
         """Build the transfer group under the next epoch: training rank 0, then the engines."""
         self._epoch += 1
-        seconds = self._config.driver.deadlines.publication_s
+        seconds = self._seconds
         phase = f"rendezvous of transfer group, epoch {self._epoch}"
         address = await self._train.call(0, "host_transfer_rendezvous", seconds=seconds, phase=phase)
         backend = transfer_backend(self._config)
@@ -79,25 +84,41 @@ class Publisher:
     async def publish(self, version: int) -> PublicationRecord:
         """Make `version` current on every engine. TransferError if it cannot be proven to have arrived."""
         for attempt in range(1, _ATTEMPTS + 1):
+            publication = Publication(version=version, engines=self.engines)
+            start = time.monotonic()
             try:
-                return await self._publish_once(version)
+                manifest, digests = await self._transfer(publication)
+                break
             except (TransferError, DeadlineExceeded) as error:
                 if attempt == _ATTEMPTS:
                     raise
                 _LOGGER.warning("publication of version %d aborted, trying once more: %s", version, error)
                 await self.connect()
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        # No second try from here on: some engines may serve the new version already.
+        transferred = time.monotonic()
+        publication.move(PublicationState.COMMIT)
+        await self._inference.call_all(
+            "commit", version, seconds=self._seconds, phase=f"publication of version {version}: commit"
+        )
+        publication.move(PublicationState.DONE)
+        return PublicationRecord(
+            version=version,
+            digest=hashlib.sha256("".join(digests).encode()).hexdigest()[:32],
+            engines=self.engines,
+            num_bytes=sum(spec.num_bytes for spec in manifest.tensors),
+            transfer_s=transferred - start,
+            commit_s=time.monotonic() - transferred,
+        )
 
-    async def _publish_once(self, version: int) -> PublicationRecord:
-        publication = Publication(version=version, engines=self.engines)
-        seconds = self._config.driver.deadlines.publication_s
+    async def _transfer(self, publication: Publication) -> "tuple[WeightManifest, tuple[str, ...]]":
+        """Stage the version on every engine and return manifest and digests; engines forget it where that fails."""
+        version, seconds = publication.version, self._seconds
         name = f"publication of version {version}"
-        start = time.monotonic()
         try:
             manifests = await self._train.call_all(
                 "weight_manifest", version, seconds=seconds, phase=f"{name}: manifest"
             )
-            manifest = manifests[0]
+            manifest: WeightManifest = manifests[0]
             await self._inference.call_all("prepare", manifest, seconds=seconds, phase=f"{name}: prepare")
             publication.move(PublicationState.TRANSFER)
             sent, acks = await asyncio.gather(
@@ -114,15 +135,4 @@ class Publisher:
             if not isinstance(error, ActorError):
                 await self._inference.call_all("discard", version, seconds=seconds, phase=f"{name}: discard")
             raise
-        transferred = time.monotonic()
-        publication.move(PublicationState.COMMIT)
-        await self._inference.call_all("commit", version, seconds=seconds, phase=f"{name}: commit")
-        publication.move(PublicationState.DONE)
-        return PublicationRecord(
-            version=version,
-            digest=hashlib.sha256("".join(sent[0]).encode()).hexdigest()[:32],
-            engines=self.engines,
-            num_bytes=sum(spec.num_bytes for spec in manifest.tensors),
-            transfer_s=transferred - start,
-            commit_s=time.monotonic() - transferred,
-        )
+        return manifest, tuple(sent[0])
