@@ -170,7 +170,7 @@ def test_save_killed_at_any_call_leaves_the_previous_checkpoint_or_the_whole_new
         assert resume(root).step == step + 1
         assert not list(root.glob(".tmp-*")), "the next run removes what the dead one left"
 
-    assert resumed_from.count(1) >= 10, "most calls come before the rename"
+    assert resumed_from.count(1) > num_calls // 2, "most calls come before the rename"
     assert resumed_from == sorted(resumed_from)
 
 
