@@ -1,0 +1,167 @@
+"""The inference engine actor: a thin shell over an engine; made an actor where it is spawned.
+
+    rollout workers --generate(requests)--> tasks, one per request --> one queue --> lists of chunks, as few as possible
+    driver --prepare, receive, commit/discard--> staging --load--> engine
+
+- A reader of `generate` waits on the queue of its call; the tasks fill it, or the failure of the engine does.
+- `receive` waits in a thread for the trainer; the group's timeout ends it. Generation goes on meanwhile.
+- `commit` waits for the engine to reach the end of a step; it always resumes, whether loading succeeded or not.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rayrl.errors import TransferError
+from rayrl.inference.engine import EngineBusy, EngineStatus, RequestRefused
+from rayrl.inference.registry import make_engine
+from rayrl.inference.settings import EngineSettings
+from rayrl.inference.staging import Staging
+from rayrl.types.sampling import Chunk, GenerationRequest, RequestFailure
+from rayrl.utils.logger import get_logger, setup_logging
+
+if TYPE_CHECKING:
+    from rayrl.infra.collective_group import Backend, CollectiveGroup
+    from rayrl.infra.publication import EngineAck
+    from rayrl.infra.rendezvous import RendezvousAddress
+    from rayrl.infra.weight_transfer import WeightManifest
+
+TRANSFER_GROUP = "weights"
+"""Name of the collective group over which weights come."""
+
+
+class EngineActor:
+    """One inference engine with its part in the publication of weights."""
+
+    def __init__(self, index: int, settings: EngineSettings) -> None:
+        setup_logging()
+        self.name = f"inference-{index}"
+        self._logger = get_logger("inference", index)
+        # Engines with the same seed would give the same samples to requests without one.
+        self._engine = make_engine(settings, name=self.name, seed=settings.seed * 1_000_003 + index)
+        self._staging = Staging(self.name)
+        self._group: CollectiveGroup | None = None
+
+    async def ready(self) -> dict[str, Any]:
+        """Start the engine; return where it runs."""
+        from rayrl.infra.process_info import process_info
+
+        await self._engine.start()
+        return process_info()
+
+    async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[list[Chunk | RequestFailure]]:
+        """Yield what all requests have had since the last list, until each has ended.
+
+        A request that cannot be served becomes a `RequestFailure`. Raises EngineError if the engine fails.
+        """
+        items: asyncio.Queue[Chunk | RequestFailure | Exception] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._feed(request, items)) for request in requests]
+        num_open = len(tasks)
+        try:
+            while num_open:
+                ready = [await items.get()]
+                while not items.empty():
+                    ready.append(items.get_nowait())
+                failure = next((item for item in ready if isinstance(item, Exception)), None)
+                batch = [item for item in ready if not isinstance(item, Exception)]
+                num_open -= sum(isinstance(item, RequestFailure) or item.finish_reason is not None for item in batch)
+                if batch:
+                    yield batch
+                if failure is not None:
+                    raise failure
+        finally:
+            # A cancelled task closes its iterator, which aborts the request.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests; unknown ids are ignored."""
+        for request_id in request_ids:
+            await self._engine.abort(request_id)
+
+    async def join_transfer(
+        self,
+        address: "RendezvousAddress",
+        epoch: int,
+        rank: int,
+        members: Sequence[str],
+        backend: "Backend",
+        timeout_s: float,
+    ) -> None:
+        """Leave the transfer group of the last epoch and join that of this one."""
+        from rayrl.infra.collective_group import CollectiveGroup
+
+        self._leave_group()
+        self._group = await asyncio.to_thread(
+            CollectiveGroup.join,
+            address,
+            name=TRANSFER_GROUP,
+            epoch=epoch,
+            rank=rank,
+            members=members,
+            backend=backend,
+            timeout_s=timeout_s,
+        )
+
+    async def prepare(self, manifest: "WeightManifest") -> None:
+        """Check a manifest against the model. EngineError with the first difference."""
+        await self._engine.check_weights([(spec.name, spec.shape, spec.dtype) for spec in manifest.tensors])
+        self._staging.prepare(manifest)
+
+    async def receive(self, manifest: "WeightManifest") -> "EngineAck":
+        """Receive the prepared version and stage it; return the digests of what arrived."""
+        from rayrl.infra.publication import EngineAck
+        from rayrl.infra.weight_transfer import receive_weights
+
+        if self._group is None:
+            raise TransferError(f"engine {self.name} cannot receive version {manifest.version}: it joined no group")
+        self._staging.begin(manifest)
+        try:
+            tensors, digests = await asyncio.to_thread(receive_weights, self._group, manifest)
+        except BaseException:
+            self._staging.failed(manifest)
+            raise
+        self._staging.arrived(manifest, tensors)
+        return EngineAck(engine=self.name, version=manifest.version, digests=digests)
+
+    async def commit(self, version: int) -> None:
+        """Use the staged version from the next step on. EngineError if it is not staged."""
+        tensors = self._staging.staged(version)
+        await self._engine.pause("keep")
+        try:
+            await self._engine.load(version, tensors)
+        finally:
+            await self._engine.resume()
+        self._staging.committed()
+        self._logger.info("engine %s uses version %d", self.name, version)
+
+    async def discard(self, version: int) -> None:
+        """Forget a version that was not committed; the one in use stays."""
+        self._staging.discard(version)
+
+    async def status(self) -> EngineStatus:
+        """Return a snapshot of the engine."""
+        return await self._engine.status()
+
+    async def close(self) -> None:
+        """End all requests and free everything."""
+        self._leave_group()
+        await self._engine.close()
+
+    def _leave_group(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    async def _feed(
+        self, request: GenerationRequest, items: "asyncio.Queue[Chunk | RequestFailure | Exception]"
+    ) -> None:
+        try:
+            async for chunk in self._engine.generate(request):
+                items.put_nowait(chunk)
+        except (EngineBusy, RequestRefused) as error:
+            retry = isinstance(error, EngineBusy)
+            items.put_nowait(RequestFailure(request_id=request.request_id, message=str(error), retry=retry))
+        except Exception as error:  # noqa: BLE001 - handed to the reader of the call, which raises it
+            items.put_nowait(error)

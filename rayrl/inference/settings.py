@@ -1,0 +1,19 @@
+"""What an inference engine actor is started with."""
+
+from dataclasses import dataclass
+
+from rayrl.config.inference import InferenceConfig
+from rayrl.config.model import ModelConfig
+from rayrl.config.run import TransferConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Settings of one engine actor; the same for all engines of a run."""
+
+    model: ModelConfig
+    """Its path must be valid on the node of the engine."""
+    inference: InferenceConfig
+    transfer: TransferConfig
+    seed: int
+    """Requests without a seed draw one from here; engines differ by their index."""
