@@ -90,19 +90,14 @@ class Ledger:
         `version` is the version that the step made; `detail` holds JSON-able facts for an audit, such as denominators.
         Raises CheckpointError if the step or one of the prompts has a live outcome already: exactly once.
         """
-        with self._transaction() as generation:
-            self._insert("steps", step, version, json.dumps(dict(detail or {})), self._clock(), generation, None)
-            for item in outcomes:
-                self._insert_outcome(item, step, version, generation)
+        with self._transaction():
+            self._insert("steps", step, version, json.dumps(dict(detail or {})), self._clock())
+            self._insert_outcomes(step, version, outcomes)
 
     def record_outcomes(self, step: int, version: int, outcomes: Iterable[PromptOutcome]) -> None:
-        """Record outcomes that no training step decides, of prompts given up, in one transaction.
-
-        `step` and `version` are those that the run stands at. Raises as `record_step` for a second live outcome.
-        """
-        with self._transaction() as generation:
-            for item in outcomes:
-                self._insert_outcome(item, step, version, generation)
+        """Record outcomes that fall between two steps, such as groups given up; `step` is the last finished one."""
+        with self._transaction():
+            self._insert_outcomes(step, version, outcomes)
 
     def record_publication(
         self,
@@ -118,38 +113,39 @@ class Ledger:
         `step` is the training step that made the version, the last recorded one if not given. A version may be
         published again, to an engine that joined or after a resume.
         """
-        with self._transaction() as generation:
+        with self._transaction():
             made_in = self._last_step() if step is None else step
             now = self._clock()
             for acknowledged, names in ((1, engines), (0, missing)):
                 for engine in names:
-                    row = (version, made_in, engine, digest, acknowledged, now, generation, None)
-                    self._insert("publications", *row)
+                    self._insert("publications", version, made_in, engine, digest, acknowledged, now)
 
     def record_event(self, kind: str, step: int, detail: Mapping[str, Any]) -> None:
         """Record a failure or a decision; `detail` is JSON-able."""
-        with self._transaction() as generation:
-            self._insert("events", kind, step, json.dumps(dict(detail)), self._clock(), generation)
+        with self._transaction():
+            self._insert("events", kind, step, json.dumps(dict(detail)), self._clock())
 
-    def rewind_to(self, step: int, min_position: int = 0) -> int:
-        """Supersede everything of later steps, as a resume from the checkpoint of `step` does; return how many rows.
+    def rewind_to(self, step: int, *, min_position: int) -> int:
+        """Supersede everything after a position, as a resume from the checkpoint of `step` does; return how many rows.
 
-        The rows stay, marked with the new generation. `min_position` is the position that the checkpoint knows;
-        CheckpointError if this ledger is behind it, and so is not the one that the checkpoint was made with.
+        `min_position` is the ledger's position when the checkpoint was made (0: resume without one). It decides, not
+        the step: a prompt given up right after step 10 belongs to a checkpoint of step 10 or not, depending on which
+        came first. The rows stay, marked with the new generation. CheckpointError if this ledger has not reached the
+        position, and so is not the one that the checkpoint was made with.
         """
-        with self._transaction() as generation:
+        with self._transaction():
             position = self._meta("position")
             if position < min_position:
                 raise CheckpointError(
                     f"ledger {self._path} is at position {position}, the checkpoint of step {step} at {min_position}: "
                     "it is an older copy or of another run"
                 )
-            new = generation + 1
+            new = self._meta("generation") + 1
             superseded = 0
             for table in REWINDABLE:
-                sql = f"UPDATE {table} SET superseded_by = ? WHERE step > ? AND superseded_by IS NULL"
-                superseded += self._connection.execute(sql, (new, step)).rowcount
-            row = (new, step, position, superseded, self._clock())
+                sql = f"UPDATE {table} SET superseded_by = ? WHERE position > ? AND superseded_by IS NULL"
+                superseded += self._connection.execute(sql, (new, min_position)).rowcount
+            row = (new, step, min_position, superseded, self._clock())
             self._connection.execute("INSERT INTO rewinds VALUES (?, ?, ?, ?, ?)", row)
             self._connection.execute("UPDATE meta SET value = ? WHERE name = 'generation'", (new,))
         return superseded
@@ -202,12 +198,12 @@ class Ledger:
             self._connection.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[int]:
-        """One write transaction: yields the generation, counts the position, rolls back on any exception."""
+    def _transaction(self) -> Iterator[None]:
+        """One write transaction: counts the position at its end, rolls back on any exception."""
         with self._reading():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                yield self._meta("generation")
+                yield
                 self._connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'position'")
                 self._connection.execute("COMMIT")
             except BaseException:
@@ -222,26 +218,29 @@ class Ledger:
             yield
 
     def _insert(self, table: str, *values: Any) -> None:
-        marks = ", ".join("?" * len(values))
+        """Insert one row, stamped with the position of the open transaction and the generation."""
+        row = (None, *values, self._meta("position") + 1, self._meta("generation"))
+        if table in REWINDABLE:
+            row = (*row, None)
         try:
-            self._connection.execute(f"INSERT INTO {table} VALUES (NULL, {marks})", values)
+            self._connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
         except sqlite3.IntegrityError as error:
             raise CheckpointError(f"ledger {self._path}, table {table}: {error}; the row was {values}") from error
 
-    def _insert_outcome(self, item: PromptOutcome, step: int, version: int, generation: int) -> None:
-        prompt = item.prompt_id
-        key = (prompt.dataset, prompt.epoch, prompt.ordinal)
-        sql = """SELECT outcome, step FROM prompts
-                 WHERE dataset = ? AND epoch = ? AND ordinal = ? AND superseded_by IS NULL"""
-        earlier = self._connection.execute(sql, key).fetchone()
-        if earlier is not None:
-            raise CheckpointError(
-                f"prompt {prompt} was {earlier[0]} in step {earlier[1]} and is now {item.outcome} in step {step}; "
-                "every prompt has exactly one outcome"
-            )
-        versions = (item.oldest_version, item.newest_version)
-        what = (item.outcome, item.reason, version, step, item.attempts, *versions, generation, None)
-        self._insert("prompts", *key, *what)
+    def _insert_outcomes(self, step: int, version: int, outcomes: Iterable[PromptOutcome]) -> None:
+        for item in outcomes:
+            prompt = item.prompt_id
+            key = (prompt.dataset, prompt.epoch, prompt.ordinal)
+            sql = """SELECT outcome, step FROM prompts
+                     WHERE dataset = ? AND epoch = ? AND ordinal = ? AND superseded_by IS NULL"""
+            earlier = self._connection.execute(sql, key).fetchone()
+            if earlier is not None:
+                raise CheckpointError(
+                    f"prompt {prompt} was {earlier[0]} in step {earlier[1]} and is now {item.outcome} in step {step}; "
+                    "every prompt has exactly one outcome"
+                )
+            versions = (item.oldest_version, item.newest_version)
+            self._insert("prompts", *key, item.outcome, item.reason, version, step, item.attempts, *versions)
 
     def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
         with self._reading():

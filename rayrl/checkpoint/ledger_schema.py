@@ -1,7 +1,8 @@
 """Tables of the ledger.
 
 Rows are never changed or removed, except that a rewind sets `superseded_by` once: triggers hold this. A row is live
-while `superseded_by` is null. Each row carries the generation it was written in: 0, and one more after each rewind.
+while `superseded_by` is null. Each row carries the position (number of its transaction, from 1) and the generation that
+it was written in: 0, and one more after each rewind.
 """
 
 APPLICATION_ID = 0x7261_726C
@@ -19,15 +20,15 @@ CREATE TABLE prompts (
     reason TEXT NOT NULL,
     version INTEGER NOT NULL, step INTEGER NOT NULL, attempts INTEGER NOT NULL,
     oldest_version INTEGER, newest_version INTEGER,
-    generation INTEGER NOT NULL, superseded_by INTEGER
+    position INTEGER NOT NULL, generation INTEGER NOT NULL, superseded_by INTEGER
 );
 CREATE UNIQUE INDEX live_prompts ON prompts (dataset, epoch, ordinal) WHERE superseded_by IS NULL;
-CREATE INDEX prompts_by_step ON prompts (step);
+CREATE INDEX prompts_by_position ON prompts (position);
 
 CREATE TABLE steps (
     id INTEGER PRIMARY KEY,
     step INTEGER NOT NULL, version INTEGER NOT NULL, detail TEXT NOT NULL, time REAL NOT NULL,
-    generation INTEGER NOT NULL, superseded_by INTEGER
+    position INTEGER NOT NULL, generation INTEGER NOT NULL, superseded_by INTEGER
 );
 CREATE UNIQUE INDEX live_steps ON steps (step) WHERE superseded_by IS NULL;
 
@@ -35,13 +36,13 @@ CREATE TABLE publications (
     id INTEGER PRIMARY KEY,
     version INTEGER NOT NULL, step INTEGER NOT NULL, engine TEXT NOT NULL, digest TEXT NOT NULL,
     acknowledged INTEGER NOT NULL CHECK (acknowledged IN (0, 1)), time REAL NOT NULL,
-    generation INTEGER NOT NULL, superseded_by INTEGER
+    position INTEGER NOT NULL, generation INTEGER NOT NULL, superseded_by INTEGER
 );
 
 CREATE TABLE events (
     id INTEGER PRIMARY KEY,
     kind TEXT NOT NULL, step INTEGER NOT NULL, detail TEXT NOT NULL, time REAL NOT NULL,
-    generation INTEGER NOT NULL
+    position INTEGER NOT NULL, generation INTEGER NOT NULL
 );
 
 CREATE TABLE rewinds (
@@ -56,10 +57,11 @@ REWINDABLE = ("prompts", "steps", "publications")
 """Tables whose rows a rewind supersedes. Events stay: a failure has happened, whatever came of the step."""
 
 _COLUMNS = {
-    "prompts": "dataset epoch ordinal outcome reason version step attempts oldest_version newest_version generation",
-    "steps": "step version detail time generation",
-    "publications": "version step engine digest acknowledged time generation",
-    "events": "kind step detail time generation",
+    "prompts": "dataset epoch ordinal outcome reason version step attempts oldest_version newest_version "
+    "position generation",
+    "steps": "step version detail time position generation",
+    "publications": "version step engine digest acknowledged time position generation",
+    "events": "kind step detail time position generation",
     "rewinds": "generation to_step position superseded time",
 }
 

@@ -11,8 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 COLUMNS: dict[str, tuple[str, str]] = {
     "reward": ("reward/mean", "{:.3f}"),
     "accuracy": ("eval/accuracy", "{:.3f}"),
-    "loss": ("train/loss", "{:.4f}"),
-    "staleness": ("staleness/mean", "{:.2f}"),
+    "loss": ("loss/total", "{:.4f}"),
+    "staleness": ("staleness/age_mean", "{:.2f}"),
+    "samples/s": ("throughput/samples_per_s", "{:.1f}"),
     "tokens/s": ("throughput/tokens_per_s", "{:.0f}"),
 }
 """What is shown, in this order, where the run has it: label, name of the metric, format."""

@@ -104,7 +104,7 @@ def test_exactly_once_is_held_by_the_file_itself(tmp_path: Path) -> None:
     open_ledger(tmp_path).record_step(1, 1, [outcome(0)])
 
     with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
-        rows(tmp_path, "INSERT INTO prompts VALUES (NULL,'sums',0,0,'trained','',1,2,1,0,0,0,NULL)")
+        rows(tmp_path, "INSERT INTO prompts VALUES (NULL,'sums',0,0,'trained','',1,2,1,0,0,9,0,NULL)")
 
 
 def test_same_prompt_of_another_epoch_is_another_prompt(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_rows_cannot_be_changed_or_removed(tmp_path: Path, sql: str) -> None:
     ledger.record_step(1, 1, [outcome(0)])
     ledger.record_publication(1, "d", ["e0"])
     ledger.record_event("engine_died", 1, {})
-    ledger.rewind_to(0)
+    ledger.rewind_to(0, min_position=0)
 
     with pytest.raises(sqlite3.IntegrityError, match=r"append-only|superseded already"):
         rows(tmp_path, sql)
@@ -158,7 +158,7 @@ def test_rewind_supersedes_later_steps_keeps_their_rows_and_lets_the_prompts_be_
         ledger.record_step(step, step, [outcome(step)])
         ledger.record_publication(step, f"d{step}", ["e0"])
 
-    superseded = ledger.rewind_to(1)
+    superseded = ledger.rewind_to(1, min_position=2)
     ledger.record_step(2, 2, [outcome(3), outcome(2, "given_up", reason="error")])
 
     assert superseded == 6
@@ -176,14 +176,30 @@ def test_rewind_supersedes_later_steps_keeps_their_rows_and_lets_the_prompts_be_
         (2, 1, None),
     ]
     assert rows(tmp_path, "SELECT version, superseded_by FROM publications ORDER BY id") == [(1, None), (2, 1), (3, 1)]
-    assert rows(tmp_path, "SELECT generation, to_step, position, superseded FROM rewinds") == [(1, 1, 6, 6)]
+    assert rows(tmp_path, "SELECT generation, to_step, position, superseded FROM rewinds") == [(1, 1, 2, 6)]
+
+
+def test_prompt_given_up_after_the_checkpoint_of_its_step_is_superseded_and_one_before_it_is_not(
+    tmp_path: Path,
+) -> None:
+    ledger = open_ledger(tmp_path)
+    ledger.record_step(1, 1, [outcome(0)])
+    ledger.record_outcomes(1, 1, [outcome(1, "given_up")])
+    position = ledger.position
+    ledger.record_outcomes(1, 1, [outcome(2, "given_up")])
+
+    ledger.rewind_to(1, min_position=position)
+    ledger.record_step(2, 2, [outcome(2)])
+
+    kinds = {item.outcome.prompt_id.ordinal: item.outcome.outcome for item in ledger.outcomes()}
+    assert kinds == {0: "trained", 1: "given_up", 2: "trained"}
 
 
 def test_rewinds_can_follow_each_other(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     for _ in range(3):
         ledger.record_step(1, 1, [outcome(0)])
-        ledger.rewind_to(0)
+        ledger.rewind_to(0, min_position=0)
 
     assert ledger.counts() == {"trained": 0, "filtered": 0, "given_up": 0, "superseded": 3}
     assert ledger.last_step == 0
@@ -194,7 +210,7 @@ def test_position_counts_transactions_over_rewinds_and_reopening(tmp_path: Path)
     ledger = open_ledger(tmp_path)
     ledger.record_step(1, 1, [outcome(0), outcome(1)])
     ledger.record_event("engine_died", 1, {"engine": "e0"})
-    ledger.rewind_to(0)
+    ledger.rewind_to(0, min_position=0)
     ledger.close()
 
     assert open_ledger(tmp_path).position == 3
@@ -229,7 +245,7 @@ def test_event_keeps_its_detail_and_survives_a_rewind(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     ledger.record_event("engine_died", 3, {"engine": "e0", "code": -9})
 
-    ledger.rewind_to(0)
+    ledger.rewind_to(0, min_position=0)
 
     expected = ("engine_died", 3, '{"engine": "e0", "code": -9}', 5.0)
     assert rows(tmp_path, "SELECT kind, step, detail, time FROM events") == [expected]

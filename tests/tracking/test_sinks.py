@@ -168,7 +168,7 @@ def test_plain_console_shows_step_metrics_and_time_left() -> None:
 
     sink.log(1, {"reward/mean": 0.25, "throughput/tokens_per_s": 1520.4, "internal/thing": 1.0})
     clock.now = 10.0
-    sink.log(2, {"reward/mean": 0.5, "eval/accuracy": 0.75, "staleness/mean": 1.5})
+    sink.log(2, {"reward/mean": 0.5, "eval/accuracy": 0.75, "staleness/age_mean": 1.5})
 
     assert out.getvalue().splitlines() == [
         "step 1/20  reward 0.250  tokens/s 1520",
