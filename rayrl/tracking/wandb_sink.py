@@ -58,7 +58,7 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
-        # Ends the helper process; it would also end a run that the caller's own script has open.
+        # Ends the service process; it would also end a run that the caller's own script has open.
         if self._wandb.run is None:
             self._wandb.teardown()
 
