@@ -1,6 +1,5 @@
 """Checks that need files but start nothing: every fault of the user that can be known beforehand is known here."""
 
-import importlib.util
 from pathlib import Path
 
 from rayrl.config.dataset import DatasetConfig
@@ -14,6 +13,7 @@ from rayrl.models.folder import check_model_folder
 from rayrl.rollout.registry import make_workflow
 from rayrl.rollout.settings import sampling_params
 from rayrl.rollout.single_turn import PromptTooLong, check_fits, encode_prompt
+from rayrl.tracking.registry import check_sinks
 from rayrl.types.protocols import Tokenizer
 
 _PROMPTS_LOOKED_AT = 256
@@ -86,8 +86,7 @@ def _check_dataset(config: RunConfig, dataset: DatasetConfig, section: str, max_
 
 
 def _check_sinks(config: RunConfig | SFTRunConfig) -> list[str]:
-    if "wandb" in config.tracking.sinks and importlib.util.find_spec("wandb") is None:
-        raise ConfigError("tracking.sinks has wandb, which is not installed: pip install 'rayrl[wandb]'")
+    check_sinks(config.tracking)
     root = Path(config.run.output_root)
     if root.exists() and not root.is_dir():
         raise ConfigError(f"run.output_root={config.run.output_root!r} is a file, not a folder")

@@ -25,6 +25,7 @@ import yaml
 from rayrl.checkpoint.compatibility import check_compatible
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.store import Checkpoint, CheckpointStore
+from rayrl.config.loader import parse_section
 from rayrl.config.run import RunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
@@ -134,7 +135,9 @@ class Run:
                     _LOGGER.warning("no complete checkpoint in %s: starting at step 0", folder.checkpoints)
                 return None
             checkpoint = store.open(newest.path, run_id=folder.run_id)
-        check_compatible(yaml.safe_load(folder.saved_config()), self._config.model_dump(mode="json"))
+        # Resolved by this rayrl: a field that came later has its default on both sides, and is no difference.
+        saved = parse_section(RunConfig, yaml.safe_load(folder.saved_config()), source=str(folder.config_path))
+        check_compatible(saved.model_dump(mode="json"), self._config.model_dump(mode="json"))
         _LOGGER.info("resuming from step %d: %s", checkpoint.step, checkpoint.path)
         return checkpoint
 
@@ -263,6 +266,9 @@ class _Assembly:
         """Push the weights, run both loops, save and export."""
         if checkpoint is not None:
             await self.checkpointer.restore(checkpoint)
+        else:
+            # A folder whose run died before its first checkpoint: what it had recorded is sampled again.
+            self.ledger.rewind_to(0, min_position=0)
         await self.publisher.connect()
         # Engines start without weights on purpose: after a resume those of the model folder would be the wrong ones.
         record = await self.publisher.publish(self.progress.version)

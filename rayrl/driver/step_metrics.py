@@ -50,6 +50,7 @@ def batch_metrics(plan: BatchPlan, *, times: StepTimes, samples_per_step: int) -
         "time/train_s": times.train_s,
         "time/wait_evaluation_s": times.evaluation_wait_s,
         "throughput/samples_per_s": samples_per_step / max(times.total_s, 1e-9),
+        "throughput/tokens_per_s": sum(sum(summary.num_tokens) for summary in summaries) / max(times.total_s, 1e-9),
     }
     for name in parts:
         metrics[f"reward/{name}"] = statistics.fmean(summary.reward_parts.get(name, 0.0) for summary in summaries)
