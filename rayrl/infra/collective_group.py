@@ -64,6 +64,7 @@ class CollectiveGroup:
         self._group = group
         self._store = store
         self._closed: str | None = None
+        self._pending: PendingBroadcast | None = None
         self._num_agreements = 0
         self._num_operations = 0
 
@@ -180,7 +181,7 @@ class CollectiveGroup:
             work = self._group.broadcast([tensor], options)
         except RuntimeError as error:
             raise self._failure(what, error) from error
-        pending = PendingBroadcast(self, work, what)
+        pending = self._pending = PendingBroadcast(self, work, what)
         if self.backend == "nccl":
             pending.wait()
         return pending
@@ -195,8 +196,10 @@ class CollectiveGroup:
         self._closed = reason
         if self.backend == "nccl":
             self._group.abort()
-        # gloo closes its connections when the last reference goes.
-        self._group = None
+        # gloo closes its connections when the last reference goes, and work under way holds some.
+        if self._pending is not None:
+            self._pending.drop()
+        self._group = self._pending = None
 
     def _check_open(self, what: str) -> None:
         if self._closed is not None:
@@ -221,8 +224,6 @@ class PendingBroadcast:
 
     def wait(self) -> None:
         """Return when the bytes are there, at once if called again. Raises as `CollectiveGroup.broadcast`."""
-        # The work holds connections of its group: it must not outlive this call, or closing the group would not
-        # end what the peers wait for.
         work, self._work = self._work, None
         if work is None:
             return
@@ -234,6 +235,10 @@ class PendingBroadcast:
         except RuntimeError as error:
             del work
             raise self._group._failure(self._what, error) from error
+
+    def drop(self) -> None:
+        """Wait for it no more; the group was closed."""
+        self._work = None
 
     def _poll(self, work: Any) -> None:
         """Wait for a GPU's work; its own `wait` only makes a stream wait and has no limit on the host."""
