@@ -100,12 +100,13 @@ def scripted_engine(
     name: str = "scripted",
     seed: int = 0,
     gate: StepGate | None = None,
+    max_batch_size: int = _MAX_BATCH_SIZE,
 ) -> ThreadedEngine:
     """Return an engine that runs `model`; with a gate it takes only the steps that the gate allows."""
     return ThreadedEngine(
         model,
         config,
-        max_batch_size=_MAX_BATCH_SIZE,
+        max_batch_size=max_batch_size,
         prefill_tokens=model.limits.max_context,
         name=name,
         seed=seed,

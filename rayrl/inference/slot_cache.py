@@ -6,7 +6,7 @@ as fast as with positions outermost.
 
 import torch
 
-_CAPACITY_STEP = 64
+CAPACITY_STEP = 64
 
 
 class SlotCache:
@@ -43,7 +43,7 @@ class SlotCache:
         """
         if num_tokens <= self._capacity:
             return
-        rounded = -(-max(num_tokens, 2 * self._capacity) // _CAPACITY_STEP) * _CAPACITY_STEP
+        rounded = -(-max(num_tokens, 2 * self._capacity) // CAPACITY_STEP) * CAPACITY_STEP
         capacity = min(self._max_context, rounded)
         assert num_tokens <= capacity, "the length of requests is checked when they arrive"
         grow = capacity - self._capacity

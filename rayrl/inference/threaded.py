@@ -203,7 +203,6 @@ class ThreadedEngine:
                 self._run_commands()
                 if self._can_sample() and (self._gate is None or self._gate.take()):
                     self._publish(self._batcher.step())
-                self._snapshot = self._take_snapshot()
         except _Leave:
             pass
         except BaseException as error:  # noqa: BLE001 - kept, and raised to every caller that waits or comes later
@@ -245,6 +244,8 @@ class ThreadedEngine:
             self._publish(self._batcher.abort_all())
 
     def _publish(self, events: list[Event]) -> None:
+        # The snapshot first: whoever has got its last chunk sees a status without that request.
+        self._snapshot = self._take_snapshot()
         if events and self._loop is not None:
             self._loop.call_soon_threadsafe(self._deliver, events)
 
