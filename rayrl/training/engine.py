@@ -1,0 +1,85 @@
+"""The contract of training engines, and what a step of one returns."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rayrl.infra.buckets import TensorSpec
+from rayrl.training.batch import FloatArray, TrainBatch
+from rayrl.training.losses import LossFunction
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One optimizer step; the same on every rank."""
+
+    skipped: bool
+    """True if loss or gradient were not finite, or no token carried loss: nothing was changed."""
+    reason: str | None
+    """Why it was skipped."""
+    loss: float
+    """Loss of the whole step."""
+    grad_norm: float
+    """Global norm of the gradient before clipping."""
+    lr: float
+    """Learning rate of the step."""
+    sums: Mapping[str, float]
+    """What the loss function logs, summed over all tokens of the step; `num_tokens` is their number."""
+    num_processed_tokens: int
+    """Tokens of all forward passes of the step, over all ranks, padding included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """A training engine at one moment."""
+
+    optimizer_steps: int
+    """Optimizer steps that changed the weights."""
+    num_parameters: int
+    """Parameters of the whole model, tied ones once."""
+    world_size: int
+    device: str
+
+
+class TrainEngine(Protocol):
+    """A model with its optimizer on a group of ranks. All methods are collective: every rank calls them alike.
+
+    Every rank is given the whole batch and processes its share.
+    """
+
+    def train_step(self, batch: TrainBatch, loss_fn: LossFunction) -> StepResult:
+        """Make one optimizer step. The update does not depend on ranks, micro-batches or shared prompts."""
+        ...
+
+    def forward_logprobs(self, batch: TrainBatch, *, reference: bool = False) -> FloatArray:
+        """Return [sum T] logprobs of the loss-carrying tokens, 0 elsewhere, by the policy or the reference."""
+        ...
+
+    def weight_specs(self, dtype: str) -> tuple[TensorSpec, ...]:
+        """Return names, shapes and data type of all weights in the order of `weight_tensors`, tied ones once."""
+        ...
+
+    def weight_tensors(self, dtype: str) -> "Iterator[tuple[str, Tensor]]":
+        """Yield each weight as a whole, cast to `dtype`; it is gathered when it is asked for. May be the parameter
+        itself: not to be changed, nor kept."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights, moments, counts and random state into `folder`."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote. CheckpointError if it is of another model or incomplete."""
+        ...
+
+    def export_hf(self, folder: Path) -> None:
+        """Write the float32 weights as a model folder of Hugging Face."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """Return counts."""
+        ...

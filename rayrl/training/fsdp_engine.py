@@ -1,0 +1,265 @@
+"""The training engine on FSDP2; with one rank the same code without sharding.
+
+One optimizer step: plan the rows of the whole batch (every rank the same plan) ─> for each micro-batch of this rank
+forward, loss, backward ─> sum of the metrics over ranks and global gradient norm ─> one transfer to the host ─> step,
+or skip it if loss or norm are not finite.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rayrl.config.model import ModelConfig
+from rayrl.config.training import TrainingConfig
+from rayrl.infra.buckets import TensorSpec
+from rayrl.models.export import export_hf_folder
+from rayrl.models.loading import load_causal_lm
+from rayrl.training import attention, state
+from rayrl.training.batch import FloatArray, TrainBatch
+from rayrl.training.collate import MicroBatch, collate
+from rayrl.training.engine import EngineStatus, StepResult
+from rayrl.training.logprobs import HeadSettings
+from rayrl.training.losses import LossFunction, LossView
+from rayrl.training.micro_batches import plan_micro_batches
+from rayrl.training.optimizer import make_optimizer, set_lr
+from rayrl.training.policy_model import PolicyModel, can_share_prompts, check_head
+from rayrl.training.rows import plan_rows, row_lengths
+from rayrl.training.schedule import lr_factor
+from rayrl.training.sharding import full, make_mesh, shard, weights_of
+from rayrl.utils.logger import get_logger
+
+
+class FsdpEngine:
+    """Implements `TrainEngine`. With more than one rank the default process group must exist."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        training: TrainingConfig,
+        *,
+        rank: int,
+        world_size: int,
+        temperature: float,
+        num_steps: int,
+        device: torch.device,
+        with_reference: bool = False,
+        share_prompts: bool = True,
+    ) -> None:
+        self._model_config = model
+        self._training = training
+        self._rank = rank
+        self._world_size = world_size
+        self._num_steps = num_steps
+        self._device = device
+        self._log = get_logger("train", rank)
+        self._product_dtype = torch.bfloat16 if training.engine.autocast == "bfloat16" else torch.float32
+        self._head = HeadSettings(
+            temperature=temperature,
+            chunk_tokens=training.engine.logprob_chunk_tokens,
+            product_dtype=self._product_dtype,
+        )
+        self._mesh = make_mesh(device, world_size)
+        self._policy = self._load()
+        self._reference = self._load().requires_grad_(False) if with_reference else None
+        self._share_prompts = share_prompts and can_share_prompts(self._policy.lm)
+        self._attention_cost = _attention_cost(self._policy)
+        self._weights = weights_of(self._policy)
+        self._optimizer = make_optimizer(self._weights.items(), training.optimizer)
+        self._optimizer_steps = 0
+
+    def train_step(self, batch: TrainBatch, loss_fn: LossFunction) -> StepResult:
+        """See `TrainEngine`."""
+        lr = self._training.optimizer.lr * lr_factor(self._optimizer_steps, self._training.schedule, self._num_steps)
+        counts = batch.loss_counts
+        if counts.sum() == 0:
+            return _skipped("no token of the step carries loss", lr=lr)
+        denominator = loss_fn.denominator(counts)
+        loss = torch.zeros((), device=self._device)
+        sums: dict[str, Tensor] = {}
+        processed = 0
+        for micro in self._micro_batches(batch):
+            view = self._view(micro, batch, loss_fn.needs_entropy)
+            share, parts = loss_fn(view, denominator)
+            # FSDP averages gradients over the ranks; the denominator is already that of all of them.
+            (share * self._world_size).backward()
+            loss += share.detach()
+            for name, value in parts.items():
+                sums[name] = sums[name] + value if name in sums else value
+            processed += micro.input_ids.numel()
+        names = list(sums)
+        norm = self._grad_norm()
+        values = torch.stack([loss, loss.new_tensor(float(processed)), *(sums[name].float() for name in names)])
+        if self._mesh is not None:
+            dist.all_reduce(values, op=dist.ReduceOp.SUM, group=self._mesh.get_group("data"))
+        loss_value, num_processed, *sum_values, norm_value = torch.cat([values, norm[None]]).tolist()
+        named = dict(zip(names, sum_values, strict=True))
+        reason = _not_finite(loss_value, norm_value, named)
+        if reason is None:
+            self._update(lr, norm)
+        else:
+            self._log.warning("optimizer step after %d is skipped: %s", self._optimizer_steps, reason)
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepResult(
+            skipped=reason is not None,
+            reason=reason,
+            loss=loss_value,
+            grad_norm=norm_value,
+            lr=lr,
+            sums=named,
+            num_processed_tokens=int(num_processed),
+        )
+
+    def forward_logprobs(self, batch: TrainBatch, *, reference: bool = False) -> FloatArray:
+        """See `TrainEngine`."""
+        model = self._reference if reference else self._policy
+        assert model is not None, "the engine was made without a reference policy"
+        output = torch.zeros(len(batch.tokens), device=self._device)
+        with torch.no_grad():
+            for micro in self._micro_batches(batch):
+                logprobs, _ = self._forward(model, micro, False)
+                output[micro.flat] = logprobs[: micro.flat.numel()]
+            if self._mesh is not None:
+                dist.all_reduce(output, op=dist.ReduceOp.SUM, group=self._mesh.get_group("data"))
+        result: FloatArray = output.cpu().numpy()
+        return result
+
+    def gradients(self, batch: TrainBatch, loss_fn: LossFunction) -> dict[str, Tensor]:
+        """Return the whole gradient of a step by weight name, before clipping, without making the step."""
+        denominator = loss_fn.denominator(batch.loss_counts)
+        for micro in self._micro_batches(batch):
+            share, _ = loss_fn(self._view(micro, batch, loss_fn.needs_entropy), denominator)
+            (share * self._world_size).backward()
+        whole = {name: full(weight.grad).clone() for name, weight in self._weights.items() if weight.grad is not None}
+        self._optimizer.zero_grad(set_to_none=True)
+        return whole
+
+    def weight_specs(self, dtype: str) -> tuple[TensorSpec, ...]:
+        """See `TrainEngine`."""
+        return tuple(
+            TensorSpec(name=name, shape=tuple(weight.shape), dtype=dtype) for name, weight in self._weights.items()
+        )
+
+    def weight_tensors(self, dtype: str) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainEngine`."""
+        target = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+        for name, weight in self._weights.items():
+            # Cast before the gather: half the traffic in bfloat16.
+            yield name, full(weight.detach().to(target))
+
+    def save(self, folder: Path) -> None:
+        """See `TrainEngine`."""
+        state.save_state(folder, self._weights, self._optimizer, self._optimizer_steps)
+
+    def load(self, folder: Path) -> None:
+        """See `TrainEngine`."""
+        self._optimizer_steps = state.load_state(folder, self._weights, self._optimizer)
+
+    def export_hf(self, folder: Path) -> None:
+        """See `TrainEngine`. Rank 0 writes; an existing folder is replaced."""
+        gathered: dict[str, Tensor] = {}
+        for name, tensor in self.weight_tensors("float32"):
+            if self._rank == 0:
+                gathered[name] = tensor.cpu()
+        if self._rank == 0:
+            export_hf_folder(gathered, Path(self._model_config.path), folder, replace=True)
+
+    def status(self) -> EngineStatus:
+        """See `TrainEngine`."""
+        return EngineStatus(
+            optimizer_steps=self._optimizer_steps,
+            num_parameters=sum(weight.numel() for weight in self._weights.values()),
+            world_size=self._world_size,
+            device=str(self._device),
+        )
+
+    def _load(self) -> PolicyModel:
+        engine = self._training.engine
+        implementation = attention.register() if engine.attention == "sdpa" else engine.attention
+        lm = load_causal_lm(
+            self._model_config.path,
+            dtype=torch.float32,
+            attention=implementation,
+            trust_remote_code=self._model_config.trust_remote_code,
+        )
+        model = PolicyModel(lm, self._head, activation_checkpointing=engine.activation_checkpointing).to(self._device)
+        check_head(model)
+        shard(model, self._mesh, engine.autocast)
+        return model
+
+    def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of this rank; the same number on every rank."""
+        budget = self._training.micro_batch_tokens
+        rows = plan_rows(batch, share=self._share_prompts, attention_cost=self._attention_cost, max_tokens=budget)
+        plan = plan_micro_batches(row_lengths(rows), self._world_size, budget, self._attention_cost)
+        for indices in plan.ranks[self._rank]:
+            yield collate(batch, [rows[index] for index in indices], self._device)
+
+    def _forward(self, model: PolicyModel, micro: MicroBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        # Sharded, the parameters themselves are gathered in the data type of the products.
+        autocast = self._product_dtype != torch.float32 and self._mesh is None
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=autocast):
+            logprobs, entropy = model(micro, with_entropy)
+        return logprobs, entropy
+
+    def _view(self, micro: MicroBatch, batch: TrainBatch, with_entropy: bool) -> LossView:
+        logprobs, entropy = self._forward(self._policy, micro, with_entropy)
+        sampler = micro.take(batch.logprobs)
+        assert sampler is not None, "sampler logprobs are always there"
+        return LossView(
+            logprobs=micro.spread(logprobs),
+            entropy=None if entropy is None else micro.spread(entropy),
+            sampler_logprobs=sampler,
+            proximal_logprobs=micro.take(batch.proximal_logprobs),
+            ref_logprobs=micro.take(batch.ref_logprobs),
+            advantages=self._advantages(micro, batch),
+            loss_mask=micro.loss_mask,
+        )
+
+    def _advantages(self, micro: MicroBatch, batch: TrainBatch) -> Tensor | None:
+        if batch.advantages is None:
+            return None
+        chosen = batch.advantages[micro.trajectories.cpu().numpy()].astype(np.float32)
+        values = torch.zeros(micro.loss_mask.shape[0])
+        values[: len(chosen)] = torch.from_numpy(chosen)
+        return values.to(self._device)[:, None]
+
+    def _grad_norm(self) -> Tensor:
+        grads = [weight.grad for weight in self._weights.values() if weight.grad is not None]
+        return full(torch.nn.utils.get_total_norm(grads)).float()
+
+    def _update(self, lr: float, norm: Tensor) -> None:
+        torch.nn.utils.clip_grads_with_norm_(self._weights.values(), self._training.optimizer.max_grad_norm, norm)
+        set_lr(self._optimizer, lr)
+        self._optimizer.step()
+        self._optimizer_steps += 1
+
+
+def _attention_cost(model: PolicyModel) -> float:
+    """Return `row_cost`'s time of one pair of tokens: 4 width per layer, over 2 operations per weight of the blocks."""
+    config = model.lm.config
+    head_width = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+    per_pair = 4 * config.num_hidden_layers * config.num_attention_heads * head_width
+    per_token = 2 * sum(weight.numel() for layer in model.layers() for weight in layer.parameters())
+    return per_pair / max(per_token, 1)
+
+
+def _not_finite(loss: float, norm: float, sums: dict[str, float]) -> str | None:
+    """Return what is not finite, with the sums that are not; None if loss and norm are finite."""
+    bad = [
+        f"{name} is {value}" for name, value in (("loss", loss), ("gradient norm", norm)) if not math.isfinite(value)
+    ]
+    if not bad:
+        return None
+    causes = [name for name, value in sums.items() if not math.isfinite(value)]
+    return ", ".join(bad) + (f" (also not finite: {', '.join(causes)})" if causes else "")
+
+
+def _skipped(reason: str, lr: float) -> StepResult:
+    return StepResult(
+        skipped=True, reason=reason, loss=0.0, grad_norm=0.0, lr=lr, sums={"num_tokens": 0.0}, num_processed_tokens=0
+    )

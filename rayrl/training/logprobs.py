@@ -1,0 +1,155 @@
+"""Logprobs of given tokens, fused with the output head and computed in chunks of tokens.
+
+The logits of all tokens never exist: forward and backward each compute those of one chunk and let them go. The
+backward computes them again and forms its two products by hand; against `torch.utils.checkpoint` around
+`log_softmax` this saves three passes over the logits, which cost as much as the products on CPU.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """How logits come from the product of hidden states and head, and how they are chunked.
+
+    z = hidden @ weight.T (+ bias);   logits = multiplier * softcap(z) / temperature
+    """
+
+    temperature: float
+    """The logits are divided by it."""
+    multiplier: float = 1.0
+    """A constant of the model."""
+    softcap: float | None = None
+    """z becomes c tanh(z / c), where the model has such a bound c."""
+    chunk_tokens: int = 1024
+    """Tokens whose logits exist at once."""
+    product_dtype: torch.dtype = torch.float32
+    """Of the products in the backward. Those of the forward give float32 logits whatever this is."""
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    settings: HeadSettings,
+    with_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return float32 log-probabilities [K] of the targets and, if asked for, entropies [K] of the distributions.
+
+    Args:
+        hidden: [K, H] hidden states that predict the targets.
+        weight: [V, H] of the output head.
+        bias: [V], or None.
+        targets: [K] int64.
+    """
+    assert hidden.shape[0] == targets.shape[0] and hidden.shape[1] == weight.shape[1], "hidden, head and targets differ"
+    logprobs, entropy = _HeadLogprobs.apply(hidden, weight, bias, targets, settings, with_entropy)
+    return logprobs, entropy if with_entropy else None
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: HeadSettings,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        num = hidden.shape[0]
+        logprobs, norms = hidden.new_empty(num, dtype=torch.float32), hidden.new_empty(num, dtype=torch.float32)
+        entropy = hidden.new_zeros(num if with_entropy else 0, dtype=torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            project = _forward_projection(hidden, weight, settings.product_dtype)
+            for part in _chunks(num, settings.chunk_tokens):
+                logits = _finish(project(hidden[part]), bias, settings)
+                norms[part] = torch.logsumexp(logits, dim=-1)
+                logprobs[part] = logits.gather(1, targets[part, None]).squeeze(1) - norms[part]
+                if with_entropy:
+                    shifted = logits.sub_(norms[part, None])
+                    entropy[part] = -(shifted.exp() * shifted).sum(-1)
+                del logits
+        ctx.save_for_backward(hidden, weight, bias, targets, norms, entropy)
+        ctx.settings, ctx.with_entropy = settings, with_entropy
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Any, ...]:
+        hidden, weight, bias, targets, norms, entropy = ctx.saved_tensors
+        settings: HeadSettings = ctx.settings
+        dtype = settings.product_dtype
+        head, inputs = weight.to(dtype), hidden.to(dtype)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight: Tensor | None = None
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        for part in _chunks(hidden.shape[0], settings.chunk_tokens):
+            logits = _finish((inputs[part] @ head.t()).float(), bias, settings)
+            slope = _slope(logits, settings)
+            grad = logits.sub_(norms[part, None])
+            scale = grad_logprobs[part, None]
+            if ctx.with_entropy:
+                grad_h = grad_entropy[part, None]
+                factor = (grad + entropy[part, None]).mul_(grad_h).add_(scale).neg_()
+                grad = grad.exp_().mul_(factor)
+            else:
+                grad = grad.exp_().mul_(-scale)
+            grad.scatter_add_(1, targets[part, None], scale)
+            grad = grad.mul_(slope) if isinstance(slope, Tensor) else grad
+            if grad_bias is not None:
+                grad_bias += grad.sum(0) * settings.multiplier / settings.temperature
+            grad = grad.to(dtype)
+            grad_hidden[part] = grad @ head
+            update = grad.t() @ inputs[part]
+            # Sums of chunks are kept in float32 whatever the products are.
+            grad_weight = update.float() if grad_weight is None else grad_weight.add_(update)
+        constant = settings.multiplier / settings.temperature
+        if constant != 1.0:
+            grad_hidden = grad_hidden * constant
+            grad_weight = None if grad_weight is None else grad_weight * constant
+        assert grad_weight is not None, "a micro-batch predicts at least one token"
+        return (
+            grad_hidden,
+            grad_weight.to(weight.dtype),
+            None if bias is None or grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _chunks(num: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, num)) for start in range(0, num, size)]
+
+
+def _forward_projection(hidden: Tensor, weight: Tensor, product_dtype: torch.dtype) -> Any:
+    """Return the product with the head in float32: logits of 20 in bfloat16 would be off by up to 0.06."""
+    if product_dtype == torch.float32 or hidden.device.type == "cpu":
+        head = weight.float()
+        return lambda states: states.float() @ head.t()
+    head = weight.to(product_dtype).t()
+    return lambda states: torch.mm(states.to(product_dtype), head, out_dtype=torch.float32)
+
+
+def _finish(product: Tensor, bias: Tensor | None, settings: HeadSettings) -> Tensor:
+    """Return float32 logits; the product is used up."""
+    if bias is not None:
+        product.add_(bias.float())
+    if settings.softcap is not None:
+        product.div_(settings.softcap).tanh_().mul_(settings.softcap)
+    constant = settings.multiplier / settings.temperature
+    return product if constant == 1.0 else product.mul_(constant)
+
+
+def _slope(logits: Tensor, settings: HeadSettings) -> Tensor | None:
+    """Return the derivative of the bound on the logits; None if there is none."""
+    if settings.softcap is None:
+        return None
+    constant = settings.multiplier / settings.temperature
+    return 1 - (logits / (constant * settings.softcap)) ** 2

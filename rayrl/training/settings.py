@@ -1,0 +1,32 @@
+"""What a training worker is told when it is spawned."""
+
+from dataclasses import dataclass
+
+from rayrl.config.algorithm import AlgorithmConfig
+from rayrl.config.model import ModelConfig
+from rayrl.config.run import TransferConfig
+from rayrl.config.training import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainWorkerSettings:
+    """Settings of one training worker; the same for all workers of a run."""
+
+    model: ModelConfig
+    """The model; its path must be absolute, since workers have another working directory."""
+    training: TrainingConfig
+    """Engine, layout, optimizer and schedule."""
+    algorithm: AlgorithmConfig | None
+    """The objective; None for supervised runs, which have no `train_step`."""
+    temperature: float
+    """Logits are divided by it, as they were when the tokens were sampled; 1 for supervised runs."""
+    minibatches: int
+    """Optimizer steps per training step."""
+    num_steps: int
+    """Optimizer steps of the whole run; the learning rate reaches its end there."""
+    max_new_tokens: int
+    """Constant length of the aggregation `seq_mean_token_sum_norm`; unused by the others."""
+    seed: int
+    """Seed of the run."""
+    transfer: TransferConfig | None
+    """How weights are published; None for supervised runs, which publish none."""

@@ -1,0 +1,83 @@
+"""Everything that a training engine must write down to go on bit-equal, through torch's distributed checkpoint.
+
+Weights and moments are stored by name and as a whole, so that another number of ranks can read them. Random state is
+stored per rank, and restored only where the rank existed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from rayrl.errors import CheckpointError
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Write weights, moments, counts and random state; every rank calls it with the same folder."""
+    state = _tensors(weights, optimizer) | _random_state() | {"optimizer_steps": torch.tensor(steps)}
+    folder.mkdir(parents=True, exist_ok=True)
+    save(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+
+
+def load_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
+    """Fill weights, moments and random state in place, and return the count of optimizer steps.
+
+    CheckpointError if the folder is incomplete or belongs to another model.
+    """
+    if not (folder / ".metadata").is_file():
+        raise CheckpointError(f"{str(folder)!r} holds no complete training state; choose another checkpoint")
+    known = FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+    state = _tensors(weights, optimizer) | {"optimizer_steps": torch.tensor(0)}
+    missing = sorted(name for name in state if name not in known)
+    foreign = sorted(name for name in known if name not in state and not name.startswith("random."))
+    if missing or foreign:
+        raise CheckpointError(
+            f"{str(folder)!r} is of another model: it lacks {missing[:3] or 'nothing'} "
+            f"and has {foreign[:3] or 'nothing'} besides; set model.path to the model of the run"
+        )
+    state |= {name: value for name, value in _random_state().items() if name in known}
+    try:
+        load(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+    except (CheckpointException, ValueError, RuntimeError, OSError) as error:
+        raise CheckpointError(f"{str(folder)!r} cannot be read: {str(error).splitlines()[0]}") from error
+    _restore_random_state(state)
+    return int(state["optimizer_steps"])
+
+
+def _tensors(weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return weights and moments by name, as the tensors in use; moments of a fresh optimizer are made here."""
+    state: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in weights.items()}
+    for name, parameter in weights.items():
+        if not parameter.requires_grad:
+            continue
+        of_parameter: dict[str, Any] = optimizer.state[parameter]
+        if not of_parameter:
+            of_parameter["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            of_parameter |= {moment: torch.zeros_like(parameter.detach()) for moment in _MOMENTS}
+        state[f"step.{name}"] = of_parameter["step"]
+        state |= {f"{moment}.{name}": of_parameter[moment] for moment in _MOMENTS}
+    return state
+
+
+def _random_state() -> dict[str, Tensor]:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    state = {f"random.cpu.{rank}": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state[f"random.cuda.{rank}"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random_state(state: dict[str, Tensor]) -> None:
+    for name, value in state.items():
+        if name.startswith("random.cpu."):
+            torch.set_rng_state(value)
+        elif name.startswith("random.cuda."):
+            torch.cuda.set_rng_state(value)

@@ -1,0 +1,34 @@
+"""One training step as the driver asks for it, and what comes back."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainStepRequest:
+    """A training step on the batches that are given with it.
+
+    Example: `TrainStepRequest(step=7, version=6, min_version=4)`.
+    """
+
+    step: int
+    """Number of the step, for messages; the learning rate follows the engine's own count of optimizer steps."""
+    version: int
+    """Version of the weights that the step starts from; ages are counted from it."""
+    min_version: int | None
+    """Tokens sampled by an older version carry no loss; None keeps all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainStepResult:
+    """What a training step did; the same on every rank, but for `seconds`."""
+
+    skipped: bool
+    """True if the weights are unchanged: every optimizer step of the training step was skipped."""
+    reason: str | None
+    """Why optimizer steps were skipped, the last one; None if none was."""
+    metrics: dict[str, float]
+    """Named `section/what`; means are per token that carries loss, over all ranks."""
+    seconds: float
+    """Duration in this worker."""
+    num_tokens: int
+    """Tokens that carried loss, over all ranks."""

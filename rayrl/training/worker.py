@@ -1,0 +1,265 @@
+"""The training worker: a thin shell over a training engine; made an actor where it is spawned.
+
+Every method but the rendezvous is called on all workers at once, because engines are collective. One method runs at a
+time. What a rank waits for inside is another rank in the same method; the process group's timeout ends that.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayrl.errors import EngineError, TransferError
+from rayrl.training.settings import TrainWorkerSettings
+from rayrl.training.step import TrainStepRequest, TrainStepResult
+from rayrl.utils.logger import get_logger, setup_logging
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rayrl.infra.collective_group import Backend, CollectiveGroup, HostedRendezvous, RendezvousAddress
+    from rayrl.infra.weight_transfer import WeightManifest
+    from rayrl.training.batch import TrainBatch
+    from rayrl.training.engine import EngineStatus, StepResult
+    from rayrl.training.fsdp_engine import FsdpEngine
+
+TRANSFER_GROUP = "weights"
+"""Name of the collective group over which weights are published; the inference engines use the same."""
+_RENDEZVOUS_TIMEOUT_S = 120.0
+_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+class TrainWorker:
+    """One rank of the training group."""
+
+    def __init__(self, rank: int, world_size: int, settings: TrainWorkerSettings) -> None:
+        import torch
+
+        setup_logging()
+        torch.set_num_threads(settings.training.threads_per_worker)
+        self._rank = rank
+        self._world_size = world_size
+        self._settings = settings
+        self._log = get_logger("train", rank)
+        self._engine: FsdpEngine | None = None
+        self._training_rendezvous: HostedRendezvous | None = None
+        self._transfer_rendezvous: HostedRendezvous | None = None
+        self._transfer_group: CollectiveGroup | None = None
+
+    def ready(self) -> dict[str, Any]:
+        """Return node, host and process id."""
+        from rayrl.infra.process_info import process_info
+
+        return process_info()
+
+    def host_training_rendezvous(self) -> "RendezvousAddress":
+        """Open the store in which the training group meets, on rank 0, and return its address."""
+        self._training_rendezvous = self._host()
+        return self._training_rendezvous.address
+
+    def setup(self, address: "RendezvousAddress") -> None:
+        """Join the training group and load the model. ModelError if it cannot be loaded."""
+        import torch
+
+        from rayrl.training.fsdp_engine import FsdpEngine
+
+        settings = self._settings
+        device = torch.device("cuda", 0) if settings.training.gpus_per_worker > 0 else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if self._world_size > 1:
+            self._join_training_group(address, device.type)
+        torch.manual_seed(settings.seed + self._rank)
+        start = time.monotonic()
+        self._engine = FsdpEngine(
+            settings.model,
+            settings.training,
+            rank=self._rank,
+            world_size=self._world_size,
+            temperature=settings.temperature,
+            num_steps=settings.num_steps,
+            device=device,
+            with_reference=settings.algorithm is not None and settings.algorithm.kl.coef > 0,
+        )
+        self._log.info("model %s is loaded (%.1f s)", settings.model.path, time.monotonic() - start)
+
+    def train_step(self, request: TrainStepRequest, *batches: "pa.RecordBatch") -> TrainStepResult:
+        """Train on the groups in `batches`, each rank on its share of them; all ranks are given the same batches."""
+        from rayrl.training.batch import batch_from_arrow, mask_stale, split_groups
+        from rayrl.training.losses import PolicyLoss, batch_advantages
+
+        algorithm = self._settings.algorithm
+        if algorithm is None:
+            raise EngineError("this training worker was made for supervised steps: its settings have no algorithm")
+        start = time.monotonic()
+        batch, num_failed = batch_from_arrow(batches)
+        batch = replace(batch, advantages=batch_advantages(batch, algorithm))
+        batch, ages = mask_stale(batch, request.version, request.min_version)
+        if algorithm.kl.coef > 0:
+            batch = replace(batch, ref_logprobs=self._ready_engine.forward_logprobs(batch, reference=True))
+        if self._settings.minibatches > 1 and algorithm.proximal == "recompute":
+            # Later optimizer steps of this batch move away from the policy that the clip is centred on.
+            batch = replace(batch, proximal_logprobs=self._ready_engine.forward_logprobs(batch))
+        loss_fn = PolicyLoss(algorithm, self._settings.max_new_tokens)
+        steps = [
+            self._ready_engine.train_step(part, loss_fn) for part in split_groups(batch, self._settings.minibatches)
+        ]
+        extra = {
+            "staleness/stale_tokens": float(ages.num_stale_tokens),
+            "staleness/stale_token_share": ages.num_stale_tokens / max(ages.num_tokens, 1),
+            "staleness/trajectory_age_mean": ages.mean_age,
+            "staleness/trajectory_age_max": float(ages.max_age),
+            "train/failed_trajectories": float(num_failed),
+        }
+        return _result(batch, steps, extra, time.monotonic() - start)
+
+    def sft_step(self, step: int, *batches: "pa.RecordBatch") -> TrainStepResult:
+        """Make one supervised optimizer step, number `step` of the run, on the loss-carrying tokens of `batches`."""
+        from rayrl.training.batch import batch_from_arrow
+        from rayrl.training.losses import SupervisedLoss
+
+        start = time.monotonic()
+        batch, _ = batch_from_arrow(batches)
+        result = self._ready_engine.train_step(batch, SupervisedLoss())
+        return _result(batch, [result], {}, time.monotonic() - start)
+
+    def host_transfer_rendezvous(self) -> "RendezvousAddress":
+        """Open the store in which the transfer group meets, once, on rank 0, and return its address."""
+        if self._transfer_rendezvous is None:
+            self._transfer_rendezvous = self._host()
+        return self._transfer_rendezvous.address
+
+    def join_transfer(
+        self, address: "RendezvousAddress", epoch: int, members: Sequence[str], backend: "Backend", timeout_s: float
+    ) -> None:
+        """Leave the transfer group of the last epoch and join that of this one as rank 0. Called on rank 0 only."""
+        from rayrl.infra.collective_group import CollectiveGroup
+
+        if self._transfer_group is not None:
+            self._transfer_group.close()
+        self._transfer_group = CollectiveGroup.join(
+            address,
+            name=TRANSFER_GROUP,
+            epoch=epoch,
+            rank=0,
+            members=members,
+            backend=backend,
+            timeout_s=timeout_s,
+            hosted=self._transfer_rendezvous,
+        )
+
+    def weight_manifest(self, version: int) -> "WeightManifest":
+        """Return what `send_weights` will send."""
+        from rayrl.infra.weight_transfer import WeightManifest
+
+        transfer = self._settings.transfer
+        if transfer is None:
+            raise TransferError("this training worker was made without transfer settings: it publishes no weights")
+        return WeightManifest(
+            version=version,
+            tensors=self._ready_engine.weight_specs(self._settings.model.dtype),
+            bucket_bytes=transfer.bucket_bytes,
+        )
+
+    def send_weights(self, version: int) -> tuple[str, ...]:
+        """Send all weights to the transfer group; rank 0 returns the digest of each bucket, the others nothing.
+
+        All ranks gather tensors in the same order, on the thread that sends: gathers and broadcasts cannot cross.
+        """
+        from rayrl.infra.weight_transfer import send_weights
+
+        tensors = self._ready_engine.weight_tensors(self._settings.model.dtype)
+        if self._rank > 0:
+            for _ in tensors:
+                pass
+            return ()
+        if self._transfer_group is None:
+            raise TransferError(f"training rank 0 cannot send version {version}: it joined no transfer group")
+        return send_weights(self._transfer_group, self.weight_manifest(version), tensors)
+
+    def save(self, folder: str) -> None:
+        """Write the training state."""
+        self._ready_engine.save(Path(folder))
+
+    def load(self, folder: str) -> None:
+        """Restore the training state. CheckpointError if it is incomplete or foreign."""
+        self._ready_engine.load(Path(folder))
+
+    def export_hf(self, folder: str) -> None:
+        """Write the weights as a model folder of Hugging Face; an existing one is replaced."""
+        self._ready_engine.export_hf(Path(folder))
+
+    def status(self) -> "EngineStatus":
+        """Return counts of the engine."""
+        return self._ready_engine.status()
+
+    def close(self) -> None:
+        """Leave all groups."""
+        import torch.distributed as dist
+
+        if self._transfer_group is not None:
+            self._transfer_group.close()
+            self._transfer_group = None
+        if self._world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+        for rendezvous in (self._transfer_rendezvous, self._training_rendezvous):
+            if rendezvous is not None:
+                rendezvous.close()
+
+    @property
+    def _ready_engine(self) -> "FsdpEngine":
+        if self._engine is None:
+            raise EngineError(f"training rank {self._rank} is not set up; call setup first")
+        return self._engine
+
+    def _host(self) -> "HostedRendezvous":
+        from rayrl.infra.collective_group import host_rendezvous
+
+        host = self.ready()
+        # Without Ray all ranks are on this machine, whose name need not resolve.
+        return host_rendezvous(host["host"] if host["node"] else "127.0.0.1", _RENDEZVOUS_TIMEOUT_S)
+
+    def _join_training_group(self, address: "RendezvousAddress", device_type: str) -> None:
+        import torch.distributed as dist
+
+        from rayrl.infra.rendezvous import reach_rendezvous
+
+        hosted = self._training_rendezvous
+        store = hosted.store if hosted is not None else reach_rendezvous(address, _RENDEZVOUS_TIMEOUT_S)
+        dist.init_process_group(
+            backend="nccl" if device_type == "cuda" else "gloo",
+            store=store,
+            rank=self._rank,
+            world_size=self._world_size,
+            timeout=_COLLECTIVE_TIMEOUT,
+        )
+
+
+def _result(
+    batch: "TrainBatch", steps: "Sequence[StepResult]", extra: dict[str, float], seconds: float
+) -> TrainStepResult:
+    """Join the optimizer steps of one training step; means are over the tokens of those that were not skipped."""
+    done = [step for step in steps if not step.skipped]
+    num_tokens = sum(step.sums["num_tokens"] for step in done)
+    names = [name for name in (done[0].sums if done else ()) if name != "num_tokens"]
+    metrics = {name: sum(step.sums[name] for step in done) / max(num_tokens, 1) for name in names}
+    shown = done or steps
+    metrics |= {
+        "loss/total": sum(step.loss for step in shown) / len(shown),
+        "train/grad_norm": sum(step.grad_norm for step in shown) / len(shown),
+        "train/lr": steps[-1].lr,
+        "train/loss_tokens": float(num_tokens),
+        "train/processed_tokens": float(sum(step.num_processed_tokens for step in steps)),
+        "train/batch_tokens": float(len(batch.tokens)),
+        "train/optimizer_steps_skipped": float(len(steps) - len(done)),
+    }
+    skipped = [step.reason for step in steps if step.skipped]
+    return TrainStepResult(
+        skipped=not done,
+        reason=skipped[-1] if skipped else None,
+        metrics=metrics | extra,
+        seconds=seconds,
+        num_tokens=int(num_tokens),
+    )

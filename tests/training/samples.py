@@ -1,0 +1,153 @@
+"""What several tests of training are made of; importable in spawned processes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from rayrl.config.algorithm import AlgorithmConfig
+from rayrl.config.model import ModelConfig
+from rayrl.config.run import TransferConfig
+from rayrl.config.training import FsdpEngine as EngineConfig
+from rayrl.config.training import OptimizerConfig, ParallelConfig, TrainingConfig
+from rayrl.training.batch import TrainBatch, batch_from_arrow
+from rayrl.training.fsdp_engine import FsdpEngine
+from rayrl.training.losses import batch_advantages
+from rayrl.training.settings import TrainWorkerSettings
+from rayrl.types.arrow import trajectories_to_batch
+from rayrl.types.prompt import PromptId
+from rayrl.types.trajectory import FailureRecord, Trajectory, VersionSpan
+
+VOCAB = 61
+
+
+def write_llama(folder: Path, *, tied: bool, **overrides: Any) -> Path:
+    """Save a random Llama with weights large enough that its logits are far from uniform."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48} | overrides
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        **sizes,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")  # a model folder is refused without one
+    return folder
+
+
+def trajectory(
+    ordinal: int,
+    prompt: list[int],
+    completion: list[int],
+    *,
+    reward: float = 0.0,
+    version: int = 0,
+    sample_index: int = 0,
+    failure: FailureRecord | None = None,
+) -> Trajectory:
+    """One answered prompt, all of it sampled by one version."""
+    start, end = len(prompt), len(prompt) + len(completion)
+    return Trajectory(
+        prompt_id=PromptId(dataset="d", epoch=0, ordinal=ordinal),
+        sample_index=sample_index,
+        tokens=(*prompt, *completion),
+        loss_mask=(0,) * start + (1,) * len(completion),
+        logprobs=(0.0,) * start + tuple(-0.5 - 0.1 * (token % 7) for token in completion),
+        spans=(VersionSpan(start=start, end=end, version=version),),
+        reward=None if failure else reward,
+        stop_reason="error" if failure else "stop",
+        failure=failure,
+    )
+
+
+def random_groups(num_groups: int = 3, group_size: int = 4, seed: int = 0, version: int = 0) -> list[pa.RecordBatch]:
+    """Groups of very different lengths, one record batch each, with rewards that differ within the group."""
+    rng = np.random.default_rng(seed)
+    batches = []
+    for ordinal in range(num_groups):
+        prompt = rng.integers(2, VOCAB, size=rng.integers(3, 20)).tolist()
+        batches.append(
+            trajectories_to_batch(
+                [
+                    trajectory(
+                        ordinal,
+                        prompt,
+                        rng.integers(2, VOCAB, size=rng.integers(1, 12)).tolist(),
+                        reward=float(rng.integers(0, 3)),
+                        version=version,
+                        sample_index=index,
+                    )
+                    for index in range(group_size)
+                ]
+            )
+        )
+    return batches
+
+
+def random_batch(algorithm: AlgorithmConfig | None = None, **options: Any) -> TrainBatch:
+    """The same as a batch with advantages."""
+    from dataclasses import replace
+
+    batch, _ = batch_from_arrow(random_groups(**options))
+    return replace(batch, advantages=batch_advantages(batch, algorithm or AlgorithmConfig()))
+
+
+def training_config(*, data: int = 1, micro_batch_tokens: int = 8192, lr: float = 0.01, **engine: Any) -> TrainingConfig:
+    """One layout."""
+    return TrainingConfig(
+        optimizer=OptimizerConfig(lr=lr, weight_decay=0.1),
+        engine=EngineConfig(type="fsdp", **({"logprob_chunk_tokens": 8} | engine)),
+        parallel=ParallelConfig(data=data),
+        micro_batch_tokens=micro_batch_tokens,
+    )
+
+
+def make_engine(
+    folder: Path,
+    config: TrainingConfig | None = None,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    temperature: float = 1.0,
+    **options: Any,
+) -> FsdpEngine:
+    """One rank of an engine on CPU."""
+    return FsdpEngine(
+        ModelConfig(path=str(folder)),
+        config or training_config(),
+        rank=rank,
+        world_size=world_size,
+        temperature=temperature,
+        num_steps=100,
+        device=torch.device("cpu"),
+        **options,
+    )
+
+
+def worker_settings(folder: Path, **overrides: Any) -> TrainWorkerSettings:
+    """Settings of a worker."""
+    values: dict[str, Any] = {
+        "model": ModelConfig(path=str(folder)),
+        "training": training_config(),
+        "algorithm": AlgorithmConfig(),
+        "temperature": 1.0,
+        "minibatches": 1,
+        "num_steps": 100,
+        "max_new_tokens": 16,
+        "seed": 0,
+        "transfer": TransferConfig(),
+    }
+    return TrainWorkerSettings(**(values | overrides))
+
+
+def weights(engine: FsdpEngine) -> dict[str, torch.Tensor]:
+    """A copy of all weights."""
+    return {name: tensor.clone() for name, tensor in engine.weight_tensors("float32")}
