@@ -7,6 +7,7 @@ processes started for themselves are never joined.
 
 import math
 import os
+import socket
 from dataclasses import dataclass
 
 import ray
@@ -15,6 +16,7 @@ from rayrl.errors import PlacementError
 from rayrl.utils.logger import get_logger
 
 _LOG = get_logger("cluster")
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +46,17 @@ def join_cluster(min_cpus: float = 0, *, log_to_driver: bool = True) -> ClusterI
     """
     if ray.is_initialized():
         return _info(started=False)
-    num_cpus = max(os.cpu_count() or 1, math.ceil(min_cpus))
-    try:
-        started = _init(num_cpus, log_to_driver)
-    except ConnectionError as error:
-        where = os.environ.get("RAY_ADDRESS") or "the last `ray start` on this machine"
-        raise PlacementError(
-            f"cannot connect to the Ray cluster given by {where}: {error}; start it, or unset RAY_ADDRESS"
-        ) from error
-    info = _info(started=started)
-    _LOG.info("%s Ray at %s", "started" if started else "joined", info.address)
+    address = _address_to_join()
+    if address is None:
+        num_cpus = max(os.cpu_count() or 1, math.ceil(min_cpus))
+        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=log_to_driver)
+    else:
+        try:
+            ray.init(address=address, log_to_driver=log_to_driver)
+        except (ConnectionError, RuntimeError) as error:
+            raise PlacementError(f"cannot join the Ray cluster at {address}: {error}") from error
+    info = _info(started=address is None)
+    _LOG.info("%s Ray at %s", "started" if info.started else "joined", info.address)
     return info
 
 
@@ -63,15 +66,34 @@ def leave_cluster(info: ClusterInfo) -> None:
         ray.shutdown()
 
 
-def _init(num_cpus: int, log_to_driver: bool) -> bool:
-    """Return True if a local cluster was started, False if one was joined."""
+def _address_to_join() -> str | None:
+    """Return the address that the surroundings name, None for a local cluster."""
+    # Not public; Ray offers it only as part of `ray.init`, which waits for minutes on a dead address. ray 2.55 to 2.60.
+    from ray._private.services import find_bootstrap_address
+
+    chosen = os.environ.get("RAY_ADDRESS")
+    if chosen:
+        if not _answers(chosen):
+            raise PlacementError(
+                f"the Ray cluster at RAY_ADDRESS={chosen} does not answer within {_CONNECT_S:g} s; start it there, set "
+                f"RAY_ADDRESS to one that runs, or unset RAY_ADDRESS for a local cluster"
+            )
+        return None if chosen == "local" else chosen
+    started_here: str | None = find_bootstrap_address(None)
+    if started_here is not None and not _answers(started_here):
+        _LOG.warning("the last `ray start` on this machine, at %s, is gone: starting a local Ray", started_here)
+        return None
+    return started_here
+
+
+def _answers(address: str) -> bool:
+    """Return True if something listens at `host:port`; other forms, such as `auto`, are left to Ray."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        return True
     try:
-        ray.init(num_cpus=num_cpus, include_dashboard=False, log_to_driver=log_to_driver)
-    except ValueError as error:
-        # Ray refuses sizes for a cluster that exists already: there is one to join. Nothing was started so far.
-        if "existing cluster" not in str(error):
-            raise
-        ray.init(log_to_driver=log_to_driver)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except OSError:
         return False
     return True
 

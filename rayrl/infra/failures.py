@@ -27,7 +27,7 @@ def explain_failure(error: RayError, *, phase: str, actor: ActorLabel | str) -> 
     own = _own_error(error)
     if own is not None:
         note = f"raised in {actor} during {phase}"
-        if note not in getattr(own, "__notes__", ()):
+        if note not in vars(own).get("__notes__", ()):
             own.add_note(note)
         return own
     found = locate_actor(actor) if isinstance(actor, ActorLabel) else actor
