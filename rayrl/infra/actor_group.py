@@ -1,6 +1,6 @@
 """A group of Ray actors of one class: started together or not at all, called with deadlines, gone after `shutdown`.
 
-Actor classes are plain classes. Each has `ready()`, which returns `identity.actor_identity()`, and `close()`; both
+Actor classes are plain classes. Each has `ready()`, which returns `process_info.process_info()`, and `close()`; both
 may be coroutine functions. `ray.remote` is applied here.
 """
 

@@ -1,11 +1,6 @@
-"""Who an actor is, in error messages and to its group."""
+"""Who an actor is, in error messages."""
 
-import os
-import socket
 from dataclasses import dataclass
-from typing import Any
-
-import ray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +25,3 @@ class ActorLabel:
         node = self.host or "unknown"
         process = "not started yet" if self.pid is None else f"pid {self.pid}"
         return f"{self.name} (node {node}, {process})"
-
-
-def actor_identity() -> dict[str, Any]:
-    """Return what an actor's `ready()` answers: `node` (Ray's id), `host` (IP address) and `pid`.
-
-    In a process without Ray, as in tests of plain classes, `node` is empty and `host` is the host name.
-    """
-    if not ray.is_initialized():
-        return {"node": "", "host": socket.gethostname(), "pid": os.getpid()}
-    return {
-        "node": ray.get_runtime_context().get_node_id(),
-        "host": ray.util.get_node_ip_address(),
-        "pid": os.getpid(),
-    }

@@ -12,7 +12,8 @@ import ray
 
 from rayrl.errors import ActorError, DeadlineExceeded, ModelError
 from rayrl.infra.actor_group import ActorGroup
-from rayrl.infra.identity import ActorLabel, actor_identity
+from rayrl.infra.identity import ActorLabel
+from rayrl.infra.process_info import process_info
 from rayrl.infra.waiting import get_within, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -44,7 +45,7 @@ class Worker:
     async def ready(self) -> dict[str, Any]:
         if self._fate == "hang":
             await asyncio.Event().wait()
-        return actor_identity()
+        return process_info()
 
     async def double(self, value: int) -> int:
         return 2 * value

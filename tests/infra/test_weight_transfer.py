@@ -218,6 +218,18 @@ def test_tensors_are_asked_for_only_when_the_bucket_before_is_on_its_way() -> No
     assert group.log[1:] == ["draw w0", "send", "draw w1", "sent", "send", "draw w2", "sent", "send", "sent"]
 
 
+def test_bytes_between_tensors_are_zero_when_a_buffer_is_used_again() -> None:
+    group = LoopbackGroup(0, queue.Queue())
+    odd = [torch.full((17,), 255, dtype=torch.uint8)] * 3
+    full = [torch.full((64,), 255, dtype=torch.uint8)] * 4
+    weights = {f"w{index}": tensor for index, tensor in enumerate([*full, *odd])}
+
+    send_weights(group, _manifest(weights, 64), weights.items())  # type: ignore[arg-type]
+
+    sent = torch.cat(list(group.wire.queue))
+    assert sent.count_nonzero().item() == sum(tensor.numel() for tensor in weights.values())
+
+
 def test_views_of_the_receiver_share_one_buffer_when_tensors_are_split() -> None:
     weights = {"a": torch.randn(100), "b": torch.randn(3)}
 
