@@ -7,10 +7,10 @@ recipe are in the two config files.
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rayrl import Run, RunConfig, RunResult, SFTRun, SFTRunConfig
-from rayrl.models.tiny import create_tiny_model
-from rayrl.utils.logger import setup_logging
+if TYPE_CHECKING:
+    from rayrl import RunResult
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 ALPHABET = "0123456789+="
@@ -18,8 +18,13 @@ ALPHABET = "0123456789+="
 
 def main() -> None:
     """Run the three parts; the last line printed is the result."""
-    setup_logging()
     started = time.monotonic()
+    # Imported here so that the seconds reported include the loading of torch and Ray.
+    from rayrl import Run, RunConfig, SFTRun, SFTRunConfig
+    from rayrl.models.tiny import create_tiny_model
+    from rayrl.utils.logger import setup_logging
+
+    setup_logging()
     root = Path("runs/quickstart") / datetime.now().strftime("%Y%m%d-%H%M%S")
     model = root / "model"
     create_tiny_model(model, alphabet=ALPHABET)
@@ -42,7 +47,7 @@ def _overrides(root: Path, name: str, model: Path) -> list[str]:
     return [f"run.output_root={root}", f"run.name={name}", f"model.path={model}"]
 
 
-def _leave_if_stopped(result: RunResult) -> None:
+def _leave_if_stopped(result: "RunResult") -> None:
     if result.status == "stopped":
         print(f"quickstart: stopped after {result.steps} steps, run={result.run_dir}", flush=True)
         raise SystemExit(3)
