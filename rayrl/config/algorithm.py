@@ -5,53 +5,31 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from rayrl.config.base import Section
+from rayrl.config.presets import PRESETS
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # Group-normalised advantages with the decoupled PPO objective; DAPO's wider upper clip; no KL.
-    "grpo": {
-        "advantage": "grpo",
-        "advantage_scale": "group_std",
-        "objective": "ppo_clip",
-        "clip_low": 0.2,
-        "clip_high": 0.28,
-        "aggregation": "token_mean",
-    },
-    # Liu et al. 2025: no division by the standard deviation, constant length in the denominator.
-    "dr_grpo": {
-        "advantage": "grpo",
-        "advantage_scale": "none",
-        "objective": "ppo_clip",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "aggregation": "seq_mean_token_sum_norm",
-    },
-    # Ahmadian et al. 2024: leave-one-out baseline.
-    "rloo": {
-        "advantage": "rloo",
-        "objective": "ppo_clip",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "aggregation": "token_mean",
-    },
-    # Qwen team 2025: one ratio for the whole sequence, with its very narrow clip.
-    "gspo": {
-        "advantage": "grpo",
-        "advantage_scale": "group_std",
-        "objective": "gspo",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-        "aggregation": "seq_mean_token_mean",
-    },
-    # MiniMax 2025: clipped importance weight without gradient, times the logprob.
-    "cispo": {
-        "advantage": "grpo",
-        "advantage_scale": "group_std",
-        "objective": "cispo",
-        "clip_low": 1.0,
-        "clip_high": 0.28,
-        "aggregation": "token_mean",
-    },
-}
+AdvantageName = Literal[
+    "grpo", "dr_grpo", "rloo", "maxrl", "opo", "gpg", "pass_at_k", "reinforce_pp", "reinforce_pp_baseline"
+]
+ObjectiveName = Literal["ppo_clip", "gspo", "cispo", "sapo", "reinforce", "gmpo", "dppo", "m2po", "clip_cov", "kl_cov"]
+PresetName = Literal[
+    "grpo",
+    "dr_grpo",
+    "dapo",
+    "rloo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "maxrl",
+    "opo",
+    "gpg",
+    "gspo",
+    "cispo",
+    "sapo",
+    "gmpo",
+    "clip_cov",
+    "kl_cov",
+    "dppo",
+    "m2po",
+]
 
 
 class KLConfig(Section):
@@ -76,18 +54,52 @@ class ImportanceConfig(Section):
     """Upper bound; none when empty."""
 
 
+class RejectionConfig(Section):
+    """A first stage of correction: what leaves the bounds at this level is not trained on at all."""
+
+    level: Literal["token", "sequence", "geometric"] | None = None
+    """Level of the ratio between proximal policy and sampler; off when empty."""
+    low: float | None = Field(default=None, ge=0)
+    """Lower bound; none when empty."""
+    high: float | None = Field(default=None, gt=0)
+    """Upper bound; none when empty."""
+
+
+class ShapingConfig(Section):
+    """What becomes of rewards and groups before they are trained on."""
+
+    drop_groups_without_signal: bool = False
+    """Dynamic sampling: groups whose rewards are all equal are filtered, and others sampled in their place."""
+    max_filtered_groups: int = Field(default=1024, gt=0)
+    """Groups filtered in a row, after which the run stops: the task is too easy or too hard."""
+    filter: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
+    """`module:function` from a `GroupSummary` to True (train on it) or False (filter it); runs in the driver."""
+    mask_truncated: bool = False
+    """Completions that ended by length carry no loss; their rewards still count in the baseline."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """Soft length limit: the last this many tokens below max_new_tokens cost up to `overlong_penalty`; 0 is off."""
+    overlong_penalty: float = Field(default=1.0, ge=0)
+    """Taken off the reward of a completion of full length."""
+    length_penalty: float = Field(default=0.0, ge=0)
+    """Taken off the reward per sampled token, as a share of max_new_tokens."""
+    reward_scale: float = Field(default=1.0, gt=0)
+    """Factor of rewards, after penalties."""
+    reward_clip: tuple[float, float] | None = None
+    """Bounds of rewards, after scaling; none when empty."""
+
+
 class AlgorithmConfig(Section):
     """A preset fills the fields that are not given; `rayrl check` prints the result."""
 
-    preset: Literal["grpo", "dr_grpo", "rloo", "gspo", "cispo"] = "grpo"
+    preset: PresetName = "grpo"
     """Name of a set of values for the fields below."""
-    advantage: Literal["grpo", "rloo", "maxrl"] = "grpo"
+    advantage: AdvantageName = "grpo"
     """Baseline and scale of the rewards of a group."""
     advantage_scale: Literal["group_std", "batch_std", "none"] = "group_std"
-    """What GRPO divides by."""
+    """What `grpo` divides by."""
     advantage_eps: float = Field(default=1e-6, gt=0)
-    """Added to the standard deviation (GRPO) or the mean (MaxRL)."""
-    objective: Literal["ppo_clip", "gspo", "cispo"] = "ppo_clip"
+    """Added to the standard deviation (`grpo`) or the mean (`maxrl`)."""
+    objective: ObjectiveName = "ppo_clip"
     """Surrogate of the policy gradient."""
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below at 1 - clip_low."""
@@ -99,6 +111,8 @@ class AlgorithmConfig(Section):
     """Centre of the clip: the trainer's policy before the step (decoupled PPO), or the policy that sampled (PPO)."""
     importance: ImportanceConfig = ImportanceConfig()
     """Correction between sampler and proximal policy; used when proximal is `recompute`."""
+    rejection: RejectionConfig = RejectionConfig()
+    """A stage in front of that correction; used when proximal is `recompute`."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
         "token_mean"
     )
@@ -107,6 +121,32 @@ class AlgorithmConfig(Section):
     """Penalty towards the reference policy."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Factor of the entropy bonus; costs memory and time when not 0."""
+    shaping: ShapingConfig = ShapingConfig()
+    """Filters, penalties and clips in front of the objective."""
+    pass_k: int = Field(default=4, gt=0)
+    """`pass_at_k`: size of the subsets of a group."""
+    pass_threshold: float = 0.5
+    """`pass_at_k`: a reward above this is a success."""
+    ratio_form: Literal["sequence", "token"] = "sequence"
+    """`gspo`: through what the gradient of the ratio flows."""
+    tau_pos: float = Field(default=1.0, gt=0)
+    """`sapo`: how fast the gate closes for positive advantages."""
+    tau_neg: float = Field(default=1.05, gt=0)
+    """`sapo`: the same for negative ones."""
+    divergence: Literal["tv", "kl"] = "tv"
+    """`dppo`: measure of the trust region."""
+    divergence_threshold: float = Field(default=0.2, gt=0)
+    """`dppo`: radius of the trust region."""
+    second_moment: float = Field(default=0.04, gt=0)
+    """`m2po`: bound of the mean squared log ratio."""
+    cov_share: float = Field(default=2e-4, gt=0, le=1)
+    """`clip_cov`, `kl_cov`: share of the live tokens that is held back."""
+    cov_low: float = 1.0
+    """`clip_cov`: lower end of the covariances that tokens are chosen from."""
+    cov_high: float = 5.0
+    """`clip_cov`: upper end."""
+    cov_kl_coef: float = Field(default=1.0, ge=0)
+    """`kl_cov`: factor of the penalty on the chosen tokens."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,4 +154,8 @@ class AlgorithmConfig(Section):
         if not isinstance(data, dict):
             return data
         preset = PRESETS.get(data.get("preset", "grpo"), {})
-        return {**preset, **data}
+        merged = {**preset, **data}
+        for name, values in preset.items():
+            if isinstance(values, dict) and isinstance(data.get(name), dict):
+                merged[name] = {**values, **data[name]}
+        return merged

@@ -38,6 +38,11 @@ class OutcomeLog:
         self._ledger.record_outcomes(step, version, [_outcome(group, "given_up", reason)])
         self._account([group])
 
+    def leave_out(self, group: GroupSummary, *, step: int, version: int, reason: str) -> None:
+        """The group was filtered before a batch was formed."""
+        self._ledger.record_outcomes(step, version, [_outcome(group, "filtered", reason)])
+        self._account([group])
+
     def send_back(self, group: GroupSummary) -> None:
         """The group was dropped as too old: its prompt is sampled again."""
         self._stream.give_back(group.prompt_id)

@@ -7,6 +7,7 @@ from rayrl.config.rollout import SingleTurnWorkflow
 from rayrl.config.run import RunConfig, SFTRunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
+from rayrl.driver.group_filter import GroupFilter
 from rayrl.errors import ConfigError, ModelError
 from rayrl.models.context import context_limit
 from rayrl.models.folder import check_model_folder
@@ -26,6 +27,7 @@ def check_run(config: RunConfig) -> list[str]:
     notes = _check_model(config.model.path, _needs_template(config))
     limit = context_limit(config.model)
     make_workflow(config.rollout.workflow)
+    GroupFilter(config.algorithm.shaping)
     check_reward(config.reward)
     notes.append(f"reward {config.reward.type}: can be made")
     notes.append(_check_dataset(config, config.dataset, "dataset", config.rollout.sampling.max_new_tokens, limit))

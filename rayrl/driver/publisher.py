@@ -69,13 +69,15 @@ class Publisher:
         address = await self._train.call(0, "host_transfer_rendezvous", seconds=seconds, phase=phase)
         backend = transfer_backend(self._config)
         members = (TRAINER, *self.engines)
+        # Ends before the driver's own deadline, so that the error from inside, which names the member, arrives first.
+        inner = 0.8 * seconds
         await asyncio.gather(
             self._train.call(
-                0, "join_transfer", address, self._epoch, members, backend, seconds, seconds=seconds, phase=phase
+                0, "join_transfer", address, self._epoch, members, backend, inner, seconds=seconds, phase=phase
             ),
             self._inference.call_each(
                 "join_transfer",
-                [(address, self._epoch, rank, members, backend, seconds) for rank in range(1, len(members))],
+                [(address, self._epoch, rank, members, backend, inner) for rank in range(1, len(members))],
                 seconds=seconds,
                 phase=phase,
             ),

@@ -18,6 +18,7 @@ from rayrl.config.run import RunConfig
 from rayrl.driver.admission import admission_capacity, remaining_demand
 from rayrl.driver.failure_budget import FailureBudget
 from rayrl.driver.group_buffer import BufferedGroup, GroupBuffer
+from rayrl.driver.group_filter import GroupFilter
 from rayrl.driver.outcomes import OutcomeLog
 from rayrl.driver.progress import Progress
 from rayrl.infra.actor_group import ActorGroup
@@ -57,6 +58,12 @@ class RolloutLoop:
             limit=config.driver.max_failed_groups,
             setting="driver.max_failed_groups",
         )
+        self._filter = GroupFilter(config.algorithm.shaping)
+        self._filter_budget = FailureBudget(
+            what="groups filtered",
+            limit=config.algorithm.shaping.max_filtered_groups,
+            setting="algorithm.shaping.max_filtered_groups",
+        )
         self._ticket = first_ticket
         self._load = [0] * len(workers.members)
         self._followers: set[asyncio.Task[None]] = set()
@@ -71,6 +78,11 @@ class RolloutLoop:
     def num_failed(self) -> int:
         """Groups given up since the start."""
         return self._budget.total
+
+    @property
+    def num_filtered(self) -> int:
+        """Groups left out of training since the start."""
+        return self._filter_budget.total
 
     async def run(self) -> None:
         """Admit groups until cancelled. What ends it early is raised here and to whoever waits on the buffer."""
@@ -140,13 +152,20 @@ class RolloutLoop:
     def _arrive(self, ticket: int, summary: GroupSummary, batch_ref: Any) -> None:
         if summary.num_usable == 0:
             first = summary.failures[0]
-            reason = f"{first.kind}: {first.message}"
-            self._outcomes.give_up(summary, reason=reason, step=self._progress.step, version=self._progress.version)
+            cause = f"{first.kind}: {first.message}"
+            self._outcomes.give_up(summary, reason=cause, step=self._progress.step, version=self._progress.version)
             self._progress.release(1, consumed=False)
-            _LOGGER.warning("group %s given up: %s", summary.prompt_id, reason)
-            self._budget.fail(f"{summary.prompt_id}: {reason}")
+            _LOGGER.warning("group %s given up: %s", summary.prompt_id, cause)
+            self._budget.fail(f"{summary.prompt_id}: {cause}")
             return
         self._budget.succeed()
+        reason = self._filter.reason(summary)
+        if reason is not None:
+            self._outcomes.leave_out(summary, reason=reason, step=self._progress.step, version=self._progress.version)
+            self._progress.release(1, consumed=False)
+            self._filter_budget.fail(f"{summary.prompt_id}: {reason}")
+            return
+        self._filter_budget.succeed()
         self._buffer.put(BufferedGroup(ticket=ticket, summary=summary, batch=batch_ref))
 
     async def close(self) -> None:

@@ -176,12 +176,16 @@ class TrainLoop:
         self._progress.release(len(plan.chosen), consumed=not result.skipped)
         self._progress.step = step
         await self._rollout_log.write(step, [group.batch for group in plan.chosen])
-        metrics = batch_metrics(plan, times=times, samples_per_step=self._config.samples_per_step) | result.metrics
+        metrics = {
+            **batch_metrics(plan, times=times, samples_per_step=self._config.samples_per_step),
+            **result.metrics,
+        }
         metrics |= {
             "train/version": float(self._progress.version),
             "train/skipped_steps": float(self._budget.total),
             "rollout/dropped_stale_groups": float(self._dropped),
             "rollout/given_up_groups": float(self._rollout_loop.num_failed),
+            "rollout/filtered_groups": float(self._rollout_loop.num_filtered),
             "rollout/groups_in_flight": float(self._rollout_loop.num_in_flight),
             "rollout/groups_buffered": float(len(self._buffer)),
         }
