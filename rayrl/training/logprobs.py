@@ -5,6 +5,7 @@ backward computes them again and forms its two products by hand; against `torch.
 `log_softmax` this saves three passes over the logits, which cost as much as the products on CPU.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,15 +68,20 @@ class _HeadLogprobs(torch.autograd.Function):
         logprobs, norms = hidden.new_empty(num, dtype=torch.float32), hidden.new_empty(num, dtype=torch.float32)
         entropy = hidden.new_zeros(num if with_entropy else 0, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
-            project = _forward_projection(hidden, weight, settings.product_dtype)
+            project = _forward_projection(hidden, weight, settings)
             for part in _chunks(num, settings.chunk_tokens):
                 logits = _finish(project(hidden[part]), bias, settings)
-                norms[part] = torch.logsumexp(logits, dim=-1)
-                logprobs[part] = logits.gather(1, targets[part, None]).squeeze(1) - norms[part]
-                if with_entropy:
-                    shifted = logits.sub_(norms[part, None])
-                    entropy[part] = -(shifted.exp() * shifted).sum(-1)
-                del logits
+                chosen = logits.gather(1, targets[part, None]).squeeze(1)
+                highest = logits.amax(dim=-1)
+                shifted = logits.sub_(highest[:, None])
+                # In place, unlike `logsumexp`: fresh memory costs more than the arithmetic on CPU.
+                weighted = None if not with_entropy else shifted.clone()
+                exponentials = shifted.exp_()
+                total = exponentials.sum(dim=-1)
+                norms[part] = total.log() + highest
+                logprobs[part] = chosen - norms[part]
+                if weighted is not None:
+                    entropy[part] = total.log() - weighted.mul_(exponentials).sum(dim=-1) / total
         ctx.save_for_backward(hidden, weight, bias, targets, norms, entropy)
         ctx.settings, ctx.with_entropy = settings, with_entropy
         return logprobs, entropy
@@ -86,11 +92,12 @@ class _HeadLogprobs(torch.autograd.Function):
         settings: HeadSettings = ctx.settings
         dtype = settings.product_dtype
         head, inputs = weight.to(dtype), hidden.to(dtype)
+        project = _backward_projection(inputs, head, settings)
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for part in _chunks(hidden.shape[0], settings.chunk_tokens):
-            logits = _finish((inputs[part] @ head.t()).float(), bias, settings)
+            logits = _finish(project(inputs[part]), bias, settings)
             slope = _slope(logits, settings)
             grad = logits.sub_(norms[part, None])
             scale = grad_logprobs[part, None]
@@ -128,13 +135,34 @@ def _chunks(num: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, num)) for start in range(0, num, size)]
 
 
-def _forward_projection(hidden: Tensor, weight: Tensor, product_dtype: torch.dtype) -> Any:
-    """Return the product with the head in float32: logits of 20 in bfloat16 would be off by up to 0.06."""
-    if product_dtype == torch.float32 or hidden.device.type == "cpu":
-        head = weight.float()
-        return lambda states: states.float() @ head.t()
-    head = weight.to(product_dtype).t()
-    return lambda states: torch.mm(states.to(product_dtype), head, out_dtype=torch.float32)
+def _forward_projection(hidden: Tensor, weight: Tensor, settings: HeadSettings) -> Callable[[Tensor], Tensor]:
+    """Return the product with the head in float32: logits of 20 in bfloat16 would be off by up to 0.06.
+
+    Each product overwrites the one before.
+    """
+    num = min(hidden.shape[0], settings.chunk_tokens)
+    buffer = hidden.new_empty(num, weight.shape[0], dtype=torch.float32)
+    if settings.product_dtype == torch.float32 or hidden.device.type == "cpu":
+        head = weight.float().t()
+        return lambda states: torch.mm(states.float(), head, out=buffer[: states.shape[0]])
+    head = weight.to(settings.product_dtype).t()
+    return lambda states: torch.mm(
+        states.to(settings.product_dtype), head, out_dtype=torch.float32, out=buffer[: states.shape[0]]
+    )
+
+
+def _backward_projection(inputs: Tensor, head: Tensor, settings: HeadSettings) -> Callable[[Tensor], Tensor]:
+    """Return the product with the head in its data type, cast to float32; each overwrites the one before."""
+    num = min(inputs.shape[0], settings.chunk_tokens)
+    product = inputs.new_empty(num, head.shape[0])
+    buffer = product if product.dtype == torch.float32 else torch.empty_like(product, dtype=torch.float32)
+
+    def project(states: Tensor) -> Tensor:
+        torch.mm(states, head.t(), out=product[: states.shape[0]])
+        logits = buffer[: states.shape[0]]
+        return logits if buffer is product else logits.copy_(product[: states.shape[0]])
+
+    return project
 
 
 def _finish(product: Tensor, bias: Tensor | None, settings: HeadSettings) -> Tensor:

@@ -45,6 +45,8 @@ class PolicyModel(nn.Module):
         return token_logprobs(selected, output.weight, output.bias, micro.targets, self.head, with_entropy)
 
     def _hidden(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and self.lm.config._attn_implementation == "eager":
+            mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)  # added to the scores there
         # A mask that is already four-dimensional is taken as it is; without one transformers sees contiguous positions.
         hidden: Tensor = self.lm.base_model(
             input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False

@@ -60,7 +60,7 @@ def trajectory(
         sample_index=sample_index,
         tokens=(*prompt, *completion),
         loss_mask=(0,) * start + (1,) * len(completion),
-        logprobs=(0.0,) * start + tuple(-0.5 - 0.1 * (token % 7) for token in completion),
+        logprobs=(0.0,) * start + tuple(-4.2 + 0.1 * (token % 7) for token in completion),
         spans=(VersionSpan(start=start, end=end, version=version),),
         reward=None if failure else reward,
         stop_reason="error" if failure else "stop",
@@ -100,10 +100,12 @@ def random_batch(algorithm: AlgorithmConfig | None = None, **options: Any) -> Tr
     return replace(batch, advantages=batch_advantages(batch, algorithm or AlgorithmConfig()))
 
 
-def training_config(*, data: int = 1, micro_batch_tokens: int = 8192, lr: float = 0.01, **engine: Any) -> TrainingConfig:
+def training_config(
+    *, data: int = 1, micro_batch_tokens: int = 8192, lr: float = 0.01, eps: float = 1e-8, **engine: Any
+) -> TrainingConfig:
     """One layout."""
     return TrainingConfig(
-        optimizer=OptimizerConfig(lr=lr, weight_decay=0.1),
+        optimizer=OptimizerConfig(lr=lr, eps=eps, weight_decay=0.1),
         engine=EngineConfig(type="fsdp", **({"logprob_chunk_tokens": 8} | engine)),
         parallel=ParallelConfig(data=data),
         micro_batch_tokens=micro_batch_tokens,
