@@ -1,7 +1,7 @@
 """The small parts of an engine: rows, queue, stop strings, states."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrl.errors import EngineError, IllegalTransition
@@ -56,6 +56,7 @@ def test_prompt_longer_than_the_budget_is_admitted_alone():
     assert ids(scheduler.running) == ["long", "short"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=30))
 def test_rows_stay_the_prefix_and_moves_say_where_each_one_went(removals):
     scheduler = Scheduler(max_batch_size=10, prefill_tokens=100)
@@ -72,6 +73,7 @@ def test_rows_stay_the_prefix_and_moves_say_where_each_one_went(removals):
         assert cache == ids(scheduler.running)
 
 
+@settings(deadline=None)
 @given(st.text("ab\u00e9", max_size=20), st.lists(st.text("ab\u00e9", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_stop_string_is_found_with_the_token_that_completes_it(text, stops):
     data = text.encode()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrl.inference.sampling import SamplingTable, keep_likely, sample, uniforms
@@ -58,6 +58,7 @@ def test_frequencies_are_the_probabilities():
     torch.testing.assert_close(logprobs, probs[tokens].log(), rtol=0, atol=1e-6)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(-50, 50), min_size=2, max_size=30),
     st.sampled_from([0.0, 0.5, 1 - 2.0**-24]),
@@ -71,6 +72,33 @@ def test_excluded_tokens_are_never_sampled(scores, uniform, excluded):
 
     assert tokens.item() != excluded % len(scores)
     assert torch.isfinite(logprobs).all()
+
+
+def test_frequencies_are_the_probabilities_when_the_vocabulary_has_many_blocks():
+    num_rows, vocab_size = 20_000, 1000
+    probs = torch.zeros(vocab_size)
+    likely = torch.tensor([0, 255, 256, 700, 999])
+    probs[likely] = torch.tensor([0.1, 0.2, 0.3, 0.15, 0.25])
+    uniform = torch.from_numpy(uniforms(np.arange(num_rows, dtype=np.uint64), np.ones(num_rows, dtype=np.int64)))
+
+    tokens, logprobs = sample(probs.log().expand(num_rows, -1).clone(), table(num_rows), uniform)
+
+    frequencies = torch.bincount(tokens, minlength=vocab_size) / num_rows
+    torch.testing.assert_close(frequencies, probs, rtol=0, atol=0.02)
+    assert set(tokens.tolist()) == set(likely.tolist())
+    torch.testing.assert_close(logprobs, probs[tokens].log(), rtol=0, atol=1e-6)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 700), st.floats(0, 1 - 2.0**-24, width=32), st.integers(0, 2**32))
+def test_drawn_token_is_that_of_the_cumulative_sum_of_the_whole_vocabulary(vocab_size, uniform, seed):
+    scores = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(seed))
+    cdf = scores.double().softmax(-1).cumsum(-1)[0]
+
+    token = sample(scores.clone(), table(1), torch.tensor([uniform]))[0].item()
+
+    assert cdf[token] >= uniform - 1e-5
+    assert token == 0 or cdf[token - 1] <= uniform + 1e-5
 
 
 def test_row_without_a_distribution_has_a_logprob_that_is_not_finite():
