@@ -38,6 +38,8 @@ class TrainBatch:
     """[N] rewards."""
     group_ids: IntArray
     """[N] trajectories with the same id share a prompt; 0 .. number of groups - 1, in order of appearance."""
+    truncated: npt.NDArray[np.bool_] | None = None
+    """[N] True where the completion ended by length; None: unknown, taken as False."""
     advantages: FloatArray | None = None
     """[N] advantage of each trajectory; None for supervised batches."""
     proximal_logprobs: FloatArray | None = None
@@ -97,6 +99,9 @@ def batch_from_arrow(batches: Sequence[pa.RecordBatch]) -> tuple[TrainBatch, int
         offsets=offsets,
         rewards=_join([batch["reward"].to_numpy(zero_copy_only=False) for batch in table], np.float32),
         group_ids=_group_ids([batch["prompt_id"] for batch in table]),
+        truncated=np.asarray(
+            [reason == "length" for batch in table for reason in batch["stop_reason"].to_pylist()], dtype=np.bool_
+        ),
     )
     if lengths.size and (lengths.min() == 0 or batch.loss_mask[offsets[:-1]].any()):
         raise ValueError("training batch: a trajectory is empty, or its first token carries loss")
@@ -145,6 +150,7 @@ def select(batch: TrainBatch, indices: IntArray) -> TrainBatch:
         offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
         rewards=batch.rewards[indices],
         group_ids=batch.group_ids[indices],
+        truncated=None if batch.truncated is None else batch.truncated[indices],
         advantages=None if batch.advantages is None else batch.advantages[indices],
         proximal_logprobs=None if batch.proximal_logprobs is None else batch.proximal_logprobs[flat],
         ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[flat],

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayrl.algorithms.advantage import AdvantageInputs, AdvantageSettings, compute_advantages
 from rayrl.algorithms.aggregation import AggregationMode, aggregate_loss
 from rayrl.algorithms.objective import LossInputs, ObjectiveSettings, policy_loss
 from rayrl.algorithms.sft import sft_loss
-from rayrl.algorithms.signature import select_arguments
-from rayrl.algorithms.tables import ADVANTAGES
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.training.batch import FloatArray, IntArray, TrainBatch
 
@@ -110,15 +109,29 @@ class SupervisedLoss:
 
 def objective_settings(config: AlgorithmConfig) -> ObjectiveSettings:
     """Return the numbers of `policy_loss` for a config; no importance weights where the sampler is the centre."""
+    by_sampler = config.proximal == "sampler"
     return ObjectiveSettings(
         objective=config.objective,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
         dual_clip=config.dual_clip,
-        importance_level=None if config.proximal == "sampler" else config.importance.level,
+        ratio_form=config.ratio_form,
+        tau_pos=config.tau_pos,
+        tau_neg=config.tau_neg,
+        divergence=config.divergence,
+        divergence_threshold=config.divergence_threshold,
+        second_moment=config.second_moment,
+        cov_share=config.cov_share,
+        cov_low=config.cov_low,
+        cov_high=config.cov_high,
+        cov_kl_coef=config.cov_kl_coef,
+        importance_level=None if by_sampler else config.importance.level,
         importance_mode=config.importance.mode,
         importance_low=config.importance.low,
         importance_high=config.importance.high,
+        rejection_level=None if by_sampler else config.rejection.level,
+        rejection_low=config.rejection.low,
+        rejection_high=config.rejection.high,
         kl_coef=config.kl.coef,
         kl_form=config.kl.form,
         entropy_coef=config.entropy_coef,
@@ -126,18 +139,30 @@ def objective_settings(config: AlgorithmConfig) -> ObjectiveSettings:
 
 
 def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> FloatArray:
-    """Return [N] advantages over the whole batch; the same on every rank."""
-    function = ADVANTAGES[config.advantage]
-    available = {
-        "rewards": torch.from_numpy(batch.rewards.astype(np.float32)),
-        "group_ids": torch.from_numpy(batch.group_ids),
-        "scale": config.advantage_scale,
-        "eps": config.advantage_eps,
-    }
-    result = function(**select_arguments(function, available))
-    assert isinstance(result, torch.Tensor) and result.dim() == 1, "one advantage per trajectory"
-    advantages: FloatArray = result.numpy().astype(np.float32)
-    return advantages
+    """Return [N] advantages over the whole batch; the same on every rank.
+
+    The advantages of `AlgorithmConfig.advantage` are one number per trajectory; those of the table that come per
+    token (whitened over tokens, without discount) are equal on all live tokens of a trajectory.
+    """
+    counts = torch.from_numpy(batch.loss_counts)
+    columns = torch.arange(max(int(counts.max()) if len(counts) else 0, 1))
+    advantages, _ = compute_advantages(
+        AdvantageInputs(
+            rewards=torch.from_numpy(batch.rewards.astype(np.float32)),
+            group_ids=torch.from_numpy(batch.group_ids),
+            # Loss-carrying tokens side by side: their number is all that these advantages read of the mask.
+            loss_mask=columns[None, :] < counts[:, None],
+        ),
+        AdvantageSettings(
+            advantage=config.advantage,
+            scale=config.advantage_scale,
+            eps=config.advantage_eps,
+            k=config.pass_k,
+            threshold=config.pass_threshold,
+        ),
+    )
+    result: FloatArray = advantages[:, 0].numpy().astype(np.float32)
+    return result
 
 
 def _denominator(loss_counts: IntArray, mode: AggregationMode) -> float:

@@ -89,13 +89,18 @@ class TrainWorker:
         """Train on the groups in `batches`, each rank on its share of them; all ranks are given the same batches."""
         from rayrl.training.batch import batch_from_arrow, mask_stale, split_groups
         from rayrl.training.losses import PolicyLoss, batch_advantages
+        from rayrl.training.shaping import mask_truncated, shape_rewards
 
         algorithm = self._settings.algorithm
         if algorithm is None:
             raise EngineError("this training worker was made for supervised steps: its settings have no algorithm")
         start = time.monotonic()
         batch, num_failed = batch_from_arrow(batches)
+        batch = shape_rewards(batch, algorithm.shaping, self._settings.max_new_tokens)
         batch = replace(batch, advantages=batch_advantages(batch, algorithm))
+        num_truncated = 0
+        if algorithm.shaping.mask_truncated:
+            batch, num_truncated = mask_truncated(batch)
         batch, ages = mask_stale(batch, request.version, request.min_version)
         if algorithm.kl.coef > 0:
             batch = replace(batch, ref_logprobs=self._ready_engine.forward_logprobs(batch, reference=True))
@@ -112,6 +117,7 @@ class TrainWorker:
             "staleness/trajectory_age_mean": ages.mean_age,
             "staleness/trajectory_age_max": float(ages.max_age),
             "train/failed_trajectories": float(num_failed),
+            "train/masked_truncated_trajectories": float(num_truncated),
         }
         return _result(batch, steps, extra, time.monotonic() - start)
 

@@ -1,0 +1,65 @@
+"""Shaping of rewards, truncated completions, and every preset's advantages."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from samples import trajectory
+
+from rayrl.config.algorithm import AlgorithmConfig, ShapingConfig
+from rayrl.config.presets import PRESETS
+from rayrl.training.batch import TrainBatch, batch_from_arrow
+from rayrl.training.losses import batch_advantages, objective_settings
+from rayrl.training.shaping import mask_truncated, shape_rewards
+from rayrl.types.arrow import trajectories_to_batch
+
+
+def batch() -> TrainBatch:
+    """Two groups of two: rewards 1, 0 and 1, 1; lengths 4, 2, 3, 1; the first one ended by length."""
+    items = [
+        replace(trajectory(0, [5, 6], [7, 8, 9, 7], reward=1.0), stop_reason="length"),
+        trajectory(0, [5, 6], [7, 1], reward=0.0, sample_index=1),
+        trajectory(1, [5, 8], [7, 8, 1], reward=1.0),
+        trajectory(1, [5, 8], [1], reward=1.0, sample_index=1),
+    ]
+    return batch_from_arrow([trajectories_to_batch(items)])[0]
+
+
+def test_rewards_are_left_alone_when_nothing_is_configured() -> None:
+    made = batch()
+    assert shape_rewards(made, ShapingConfig(), 4) is made
+
+
+def test_overlong_completions_lose_up_to_the_penalty() -> None:
+    shaped = shape_rewards(batch(), ShapingConfig(overlong_buffer=2, overlong_penalty=0.5), 4)
+    np.testing.assert_allclose(shaped.rewards, [0.5, 0.0, 0.75, 1.0], rtol=1e-6, atol=0)
+
+
+def test_length_penalty_scale_and_clip_apply_in_this_order() -> None:
+    shaped = shape_rewards(batch(), ShapingConfig(length_penalty=0.4, reward_scale=2.0, reward_clip=(-0.3, 1.5)), 4)
+    np.testing.assert_allclose(shaped.rewards, [1.2, -0.3, 1.4, 1.5], rtol=1e-6, atol=0)
+
+
+def test_truncated_completions_carry_no_loss_but_stay_in_the_baseline() -> None:
+    made = batch()
+    masked, count = mask_truncated(made)
+    assert count == 1
+    assert masked.loss_counts.tolist() == [0, 2, 3, 1]
+    advantages = batch_advantages(made, AlgorithmConfig(preset="rloo"))
+    np.testing.assert_allclose(advantages, [1.0, -1.0, 0.0, 0.0], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_gives_finite_advantages_that_favour_the_better_sample(preset: str) -> None:
+    config = AlgorithmConfig(preset=preset)  # type: ignore[arg-type]
+    advantages = batch_advantages(batch(), config)
+    assert advantages.shape == (4,)
+    assert np.isfinite(advantages).all()
+    assert advantages[0] > advantages[1]
+    assert objective_settings(config).objective == config.objective
+
+
+def test_group_with_equal_rewards_gets_exactly_zero_where_the_baseline_is_the_group() -> None:
+    for preset in sorted(set(PRESETS) - {"reinforce_pp"}):
+        advantages = batch_advantages(batch(), AlgorithmConfig(preset=preset))  # type: ignore[arg-type]
+        assert advantages[2:].tolist() == [0.0, 0.0], preset
