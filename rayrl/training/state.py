@@ -4,6 +4,9 @@ Weights and moments are stored by name and as a whole, so that another number of
 stored per rank, and restored only where the rank existed.
 """
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,8 @@ def save_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.
     """Write weights, moments, counts and random state; every rank calls it with the same folder."""
     state = _tensors(weights, optimizer) | _random_state() | {"optimizer_steps": torch.tensor(steps)}
     folder.mkdir(parents=True, exist_ok=True)
-    save(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+    with _without_hint():
+        save(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
 
 
 def load_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
@@ -45,11 +49,20 @@ def load_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.
         )
     state |= {name: value for name, value in _random_state().items() if name in known}
     try:
-        load(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+        with _without_hint():
+            load(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
     except (CheckpointException, ValueError, RuntimeError, OSError) as error:
         raise CheckpointError(f"{str(folder)!r} cannot be read: {str(error).splitlines()[0]}") from error
     _restore_random_state(state)
     return int(state["optimizer_steps"])
+
+
+@contextmanager
+def _without_hint() -> Iterator[None]:
+    """Silence the hint of torch that one process saves on its own: that is meant."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _tensors(weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

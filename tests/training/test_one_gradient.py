@@ -15,7 +15,7 @@ from rayrl.training.losses import LossFunction, PolicyLoss, SupervisedLoss
 _RTOL, _ATOL = 1e-4, 1e-6
 _LARGE, _SMALL = 8192, 48
 _ADAM = {"lr": 1e-3, "eps": 1e-4}
-"""Adam divides by the size of the gradient: a small eps makes a share of the rate of the rounding of a gradient near 0."""
+"""Adam divides by the size of the gradient: with a tiny eps the rounding of a gradient near 0 becomes a whole step."""
 
 
 def _loss(name: str) -> LossFunction:

@@ -87,14 +87,14 @@ def test_a_batch_without_usable_tokens_is_a_skipped_step(llama_folder: Path) -> 
     assert result.num_tokens == 0
 
 
-def test_kl_to_the_initial_model_grows_from_zero(llama_folder: Path) -> None:
+def test_kl_to_the_initial_model_starts_at_zero_and_leaves_it(llama_folder: Path) -> None:
     worker = _worker(llama_folder, algorithm=AlgorithmConfig(kl=KLConfig(coef=0.1)))
     batches = random_groups()
 
     values = [worker.train_step(_request(step), *batches).metrics["policy/ref_kl"] for step in (1, 2, 3)]
 
     assert values[0] == pytest.approx(0.0, abs=1e-5)
-    assert values[2] > values[1] > 0
+    assert min(values[1:]) > 1e-3
 
 
 def test_supervised_steps_lower_the_loss_without_an_algorithm(llama_folder: Path) -> None:
