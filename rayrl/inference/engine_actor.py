@@ -134,7 +134,7 @@ class EngineActor:
         finally:
             await self._engine.resume()
         self._staging.committed()
-        self._logger.info("engine %s uses version %d", self.name, version)
+        self._logger.debug("engine %s uses version %d", self.name, version)
 
     async def discard(self, version: int) -> None:
         """Forget a version that was not committed; the one in use stays."""
