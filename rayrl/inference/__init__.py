@@ -1,0 +1,1 @@
+"""Inference engines: token ids in, token ids with logprobs and weight versions out."""

@@ -213,17 +213,20 @@ async def test_old_weights_stay_when_the_new_ones_do_not_fit(make_engine, change
 
 
 async def test_request_fails_alone_when_its_logits_are_not_finite_and_its_slot_is_clean_afterwards(make_engine):
-    engine = await make_engine("embedded", max_batch_size=1)
-    expected = await engine.complete(max_new_tokens=5, temperature=0)
+    engine = await make_engine("embedded", max_batch_size=2)
+    short, long = (2, 3), tuple(range(2, 14))
+    wanted = {"max_new_tokens": 5, "min_new_tokens": 5, "temperature": 0}
+    expected = [(await engine.complete(prompt, **wanted)).tokens for prompt in (short, long)]
     broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in engine.weights.items()}
 
     await engine.engine.load(1, broken)
     with pytest.raises(EngineError, match="version 1 give logits that are not finite"):
-        await engine.complete()
+        await engine.complete(long)
     await engine.engine.load(2, engine.weights)
 
-    completion = await engine.complete(max_new_tokens=5, temperature=0)
-    assert (completion.tokens, completion.logprobs) == (expected.tokens, expected.logprobs)
+    # The short one is now in the slot of the broken one, and what lies beyond its end is masked, not overwritten.
+    completions = await asyncio.gather(*(engine.complete(prompt, **wanted) for prompt in (short, long)))
+    assert [item.tokens for item in completions] == expected
 
 
 async def test_start_raises_what_the_model_says_when_it_cannot_be_loaded(make_engine):
