@@ -2,7 +2,8 @@
 
 The model's own code runs unchanged, with the attention of `slot_attention`. Each step is one forward pass over one
 flat row of tokens, for running sequences and new prompts alike. Transformers' own continuous batching was measured
-first and is several times slower on CPUs; the figures are in the project's log.
+first: 70 tokens/s against 180 of its `generate` (SmolLM2-135M, float32, 32 requests, two CPU cores); this engine is
+2 to 3 times as fast as `generate` where groups share their prompts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
