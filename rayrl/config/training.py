@@ -17,6 +17,8 @@ class FsdpEngine(Section):
     """Keep no activations inside layers: less memory, about a third more time."""
     logprob_chunk_tokens: int = Field(default=1024, gt=0)
     """Tokens whose logits over the vocabulary exist at once."""
+    share_prompts: bool = True
+    """Compute the prompt of a group once for all its samples, where the model allows it and it is cheaper."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention kernel of transformers."""
 

@@ -11,7 +11,7 @@ from rayrl.config.run import RunConfig, SFTRunConfig
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.settings import EngineSettings
 from rayrl.infra.actor_group import ActorGroup
-from rayrl.infra.placement_plan import PlacementPlan, plan_placement, plan_sft_placement
+from rayrl.infra.placement_plan import plan_placement, plan_sft_placement
 from rayrl.infra.reservation import Reservation, reserve
 from rayrl.rollout.settings import RolloutSettings
 from rayrl.rollout.worker import RolloutWorker
@@ -56,12 +56,11 @@ def thread_env(num_threads: int) -> dict[str, str]:
 async def start_fleet(config: RunConfig) -> Fleet:
     """Place and start all actors of a reinforcement learning run. PlacementError, ActorError or DeadlineExceeded."""
     deadlines = config.driver.deadlines
-    plan = plan_placement(config)
-    reservation = await asyncio.to_thread(reserve, plan, deadlines.placement_s)
+    reservation = await asyncio.to_thread(reserve, plan_placement(config), deadlines.placement_s)
     model = absolute_model(config.model)
     starters = {
-        "train": _start_train(config, model, config.driver.minibatches, plan, reservation, deadlines),
-        "inference": _start_inference(config, model, plan, reservation, deadlines),
+        "train": _start_train(_rl_settings(config, model), reservation, deadlines),
+        "inference": _start_inference(config, model, reservation, deadlines),
         "rollout": _start_rollout(
             RolloutSettings(
                 model=model,
@@ -90,11 +89,10 @@ async def start_fleet(config: RunConfig) -> Fleet:
 async def start_sft_fleet(config: SFTRunConfig) -> Fleet:
     """Place and start the actors of a supervised run: training workers and one worker that encodes examples."""
     deadlines = config.sft.deadlines
-    plan = plan_sft_placement(config)
-    reservation = await asyncio.to_thread(reserve, plan, deadlines.placement_s)
+    reservation = await asyncio.to_thread(reserve, plan_sft_placement(config), deadlines.placement_s)
     model = absolute_model(config.model)
     starters = {
-        "train": _start_train(config, model, 1, plan, reservation, deadlines),
+        "train": _start_train(_sft_settings(config, model), reservation, deadlines),
         "rollout": _start_rollout(RolloutSettings(model=model), 1, reservation, deadlines),
     }
     groups = await _start_together(starters, reservation, deadlines.shutdown_s)
@@ -121,28 +119,41 @@ async def _start_together(
     return groups
 
 
-async def _start_train(
-    config: RunConfig | SFTRunConfig,
-    model: ModelConfig,
-    minibatches: int,
-    plan: PlacementPlan,
-    reservation: Reservation,
-    deadlines: DeadlineConfig,
-) -> ActorGroup:
-    training = config.training
-    world_size = training.parallel.data
-    is_rl = isinstance(config, RunConfig)
-    settings = TrainWorkerSettings(
+def _rl_settings(config: RunConfig, model: ModelConfig) -> TrainWorkerSettings:
+    return TrainWorkerSettings(
         model=model,
-        training=training,
-        algorithm=config.algorithm if isinstance(config, RunConfig) else None,
-        temperature=config.rollout.sampling.temperature if isinstance(config, RunConfig) else 1.0,
-        minibatches=minibatches,
-        num_steps=config.driver.num_steps * minibatches if isinstance(config, RunConfig) else config.sft.num_steps,
-        max_new_tokens=config.rollout.sampling.max_new_tokens if isinstance(config, RunConfig) else 0,
+        training=config.training,
+        algorithm=config.algorithm,
+        temperature=config.rollout.sampling.temperature,
+        minibatches=config.driver.minibatches,
+        num_steps=config.driver.num_steps * config.driver.minibatches,
+        max_new_tokens=config.rollout.sampling.max_new_tokens,
         seed=config.run.seed,
-        transfer=config.transfer if isinstance(config, RunConfig) else None,
+        collective_timeout_s=config.driver.deadlines.step_s,
+        transfer=config.transfer,
     )
+
+
+def _sft_settings(config: SFTRunConfig, model: ModelConfig) -> TrainWorkerSettings:
+    return TrainWorkerSettings(
+        model=model,
+        training=config.training,
+        algorithm=None,
+        temperature=1.0,
+        minibatches=1,
+        num_steps=config.sft.num_steps,
+        max_new_tokens=0,
+        seed=config.run.seed,
+        collective_timeout_s=config.sft.deadlines.step_s,
+        transfer=None,
+    )
+
+
+async def _start_train(
+    settings: TrainWorkerSettings, reservation: Reservation, deadlines: DeadlineConfig
+) -> ActorGroup:
+    training = settings.training
+    world_size = training.parallel.data
     group = await ActorGroup.spawn(
         "train",
         TrainWorker,
@@ -159,12 +170,12 @@ async def _start_train(
     except BaseException:
         await group.shutdown(deadlines.shutdown_s)
         raise
-    _LOGGER.info("%d training workers are ready (%s)", world_size, "RL" if is_rl else "SFT")
+    _LOGGER.info("%d training workers are ready", world_size)
     return group
 
 
 async def _start_inference(
-    config: RunConfig, model: ModelConfig, plan: PlacementPlan, reservation: Reservation, deadlines: DeadlineConfig
+    config: RunConfig, model: ModelConfig, reservation: Reservation, deadlines: DeadlineConfig
 ) -> ActorGroup:
     inference = config.inference
     settings = EngineSettings(model=model, inference=inference, transfer=config.transfer, seed=config.run.seed)

@@ -17,6 +17,7 @@ from rayrl.inference.engine import EngineBusy, EngineStatus, RequestRefused
 from rayrl.inference.registry import make_engine
 from rayrl.inference.settings import EngineSettings
 from rayrl.inference.staging import Staging
+from rayrl.infra.publication import TRANSFER_GROUP
 from rayrl.types.sampling import Chunk, GenerationRequest, RequestFailure
 from rayrl.utils.logger import get_logger, setup_logging
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from rayrl.infra.publication import EngineAck
     from rayrl.infra.rendezvous import RendezvousAddress
     from rayrl.infra.weight_transfer import WeightManifest
-
-TRANSFER_GROUP = "weights"
-"""Name of the collective group over which weights come."""
 
 
 class EngineActor:

@@ -12,6 +12,9 @@ from enum import Enum
 
 from rayrl.errors import IllegalTransition
 
+TRANSFER_GROUP = "weights"
+"""Name of the collective group that weights travel over: the trainer's rank 0, then the engines."""
+
 
 class PublicationState(Enum):
     """Where a publication stands."""

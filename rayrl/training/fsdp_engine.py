@@ -48,7 +48,6 @@ class FsdpEngine:
         num_steps: int,
         device: torch.device,
         with_reference: bool = False,
-        share_prompts: bool = True,
     ) -> None:
         self._model_config = model
         self._training = training
@@ -66,7 +65,7 @@ class FsdpEngine:
         self._mesh = make_mesh(device, world_size)
         self._policy = self._load()
         self._reference = self._load().requires_grad_(False) if with_reference else None
-        self._share_prompts = share_prompts and can_share_prompts(self._policy.lm)
+        self._share_prompts = training.engine.share_prompts and can_share_prompts(self._policy.lm)
         self._attention_cost = _attention_cost(self._policy)
         self._weights = weights_of(self._policy)
         self._optimizer = make_optimizer(self._weights.items(), training.optimizer)

@@ -28,5 +28,7 @@ class TrainWorkerSettings:
     """Constant length of the aggregation `seq_mean_token_sum_norm`; unused by the others."""
     seed: int
     """Seed of the run."""
+    collective_timeout_s: float = 1800.0
+    """Seconds that a collective of the training group may take before its ranks give up, slowest rank included."""
     transfer: TransferConfig | None
     """How weights are published; None for supervised runs, which publish none."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrl.errors import EngineError, TransferError
+from rayrl.infra.publication import TRANSFER_GROUP
 from rayrl.training.settings import TrainWorkerSettings
 from rayrl.training.step import TrainStepRequest, TrainStepResult
 from rayrl.utils.logger import get_logger, setup_logging
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
     from rayrl.training.engine import EngineStatus, StepResult
     from rayrl.training.fsdp_engine import FsdpEngine
 
-TRANSFER_GROUP = "weights"
-"""Name of the collective group over which weights are published; the inference engines use the same."""
 _RENDEZVOUS_TIMEOUT_S = 120.0
-_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 class TrainWorker:
@@ -239,7 +237,7 @@ class TrainWorker:
             store=store,
             rank=self._rank,
             world_size=self._world_size,
-            timeout=_COLLECTIVE_TIMEOUT,
+            timeout=timedelta(seconds=self._settings.collective_timeout_s),
         )
 
 

@@ -11,10 +11,11 @@ from rayrl.config.inference import InferenceConfig, ScriptedEngine, Transformers
 from rayrl.config.model import ModelConfig
 from rayrl.config.run import TransferConfig
 from rayrl.errors import EngineError, TransferError
-from rayrl.inference.engine_actor import TRANSFER_GROUP, EngineActor
+from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.lifecycle import EngineState
 from rayrl.inference.settings import EngineSettings
 from rayrl.infra.collective_group import CollectiveGroup, host_rendezvous
+from rayrl.infra.publication import TRANSFER_GROUP
 from rayrl.infra.weight_transfer import WeightManifest, send_weights, spec_of
 from rayrl.types.sampling import GenerationRequest, RequestFailure, SamplingParams, join_chunks
 

@@ -95,14 +95,15 @@ async def test_cancelled_episode_aborts_its_request_on_the_engine() -> None:
     class Endless(FakeEngine):
         async def stream(self, requests):  # type: ignore[no-untyped-def]
             self.calls.append(requests)
+            started.set()
             yield [chunk((5,))]
             await asyncio.Event().wait()
 
+    started = asyncio.Event()
     engine = Endless()
     subject = sampler(a=engine)
     task = asyncio.create_task(subject.sample([1], PARAMS))
-    while not engine.calls:
-        await asyncio.sleep(0)
+    await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

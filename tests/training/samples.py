@@ -119,12 +119,15 @@ def make_engine(
     rank: int = 0,
     world_size: int = 1,
     temperature: float = 1.0,
+    share_prompts: bool = True,
     **options: Any,
 ) -> FsdpEngine:
     """One rank of an engine on CPU."""
+    config = config or training_config()
+    engine = config.engine.model_copy(update={"share_prompts": share_prompts})
     return FsdpEngine(
         ModelConfig(path=str(folder)),
-        config or training_config(),
+        config.model_copy(update={"engine": engine}),
         rank=rank,
         world_size=world_size,
         temperature=temperature,
