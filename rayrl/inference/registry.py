@@ -18,9 +18,16 @@ def _scripted(settings: EngineSettings, name: str, seed: int) -> InferenceEngine
     return make_scripted_engine(settings.inference, name=name, seed=seed)
 
 
+def _vllm(settings: EngineSettings, name: str, seed: int) -> InferenceEngine:
+    from rayrl.inference.vllm_engine import make_vllm_engine
+
+    return make_vllm_engine(settings.model, settings.inference, name=name, seed=seed)
+
+
 ENGINES: dict[str, Callable[[EngineSettings, str, int], InferenceEngine]] = {
     "transformers": _transformers,
     "scripted": _scripted,
+    "vllm": _vllm,
 }
 """Each takes the settings, the engine's name and its seed. What an engine is built on is imported only when chosen."""
 

@@ -1,0 +1,281 @@
+"""The vLLM engine: `AsyncLLM` in this process, its scheduler and workers in processes of their own.
+
+    generate() --submit--> AsyncLLM ==zmq==> engine core --> workers        (vLLM's processes)
+    generate() <--chunks-- output task <==zmq== engine core
+    load()     --copy--> shared memory ==update_weights==> rayrl's transfer backend in each worker
+
+- A caller of `generate` waits for vLLM's output task; the end of its request, or the death of the engine, unblocks it.
+- `load` runs between two steps: it pauses unless the engine is paused already, and goes on as it was before.
+- Versions come from vLLM: it labels each output with that of its weights, and the label changes only in a pause.
+- close(), or the death of this process, ends vLLM's processes.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rayrl.config.inference import InferenceConfig, VllmEngine
+from rayrl.config.model import ModelConfig
+from rayrl.errors import EngineError
+from rayrl.inference import vllm_api
+from rayrl.inference.child_output import ChildOutput
+from rayrl.inference.engine import NO_VERSION, EngineBusy, EngineStatus, PauseMode, RequestRefused, WeightSpec
+from rayrl.inference.lifecycle import EngineState, Lifecycle
+from rayrl.inference.request_check import ModelLimits, check_request
+from rayrl.inference.shared_weights import SharedMemoryWriter
+from rayrl.inference.version_chunks import ChunkBuilder
+from rayrl.inference.vllm_plugin import REFUSED
+from rayrl.inference.weights import check_weights, dtype_name, named_weights
+from rayrl.types.sampling import Chunk, GenerationRequest
+from rayrl.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LOGGER = get_logger("inference")
+_CLOSE_S = 20.0
+
+
+class VllmInferenceEngine:
+    """Implements `InferenceEngine` on vLLM."""
+
+    def __init__(self, model: ModelConfig, config: InferenceConfig, *, name: str, seed: int) -> None:
+        """Nothing of vLLM is imported before `start`."""
+        assert isinstance(config.engine, VllmEngine), f"engine type is {config.engine.type}"
+        self._name = name
+        self._model = model
+        self._config = config
+        self._options = config.engine
+        self._seed = seed
+        self._lifecycle = Lifecycle(name)
+        self._counters = vllm_api.Counters()
+        self._output = ChildOutput(f"vLLM's own log ({name})")
+        self._memory = SharedMemoryWriter()
+        self._handles: dict[str, vllm_api.RequestHandle] = {}
+        self._engine: Any = None
+        self._version = NO_VERSION
+        self._total_requests = 0
+        # Pause, resume and load, one at a time and in the order of the calls.
+        self._order = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Start vLLM without weights. EngineError with vLLM's own root cause if it does not come up."""
+        if self._lifecycle.state is not EngineState.STARTING:
+            return
+        start = time.monotonic()
+        version = vllm_api.require_vllm()
+        await asyncio.to_thread(self._read_model)
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                self._engine = await asyncio.to_thread(self._start_engine)
+        except TimeoutError:
+            raise self._failed_start(
+                f"did not start within inference.engine.start_timeout_s={self._options.start_timeout_s:g}"
+            ) from None
+        except Exception as error:
+            self._output.wait_end(1.0)
+            cause = self._output.root_cause() or f"{type(error).__name__}: {error}"
+            raise self._failed_start(f"did not start: {cause}") from error
+        self._lifecycle.move(EngineState.RUNNING)
+        _LOGGER.info("engine %s runs vLLM %s, started in %.0f s", self._name, version, time.monotonic() - start)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk]:
+        """Yield the chunks of one sequence; see `InferenceEngine.generate` for the errors."""
+        params = self._accept(request)
+        handle = vllm_api.RequestHandle(self._engine, request.request_id)
+        self._handles[request.request_id] = handle
+        chunks = ChunkBuilder(request.request_id, self._config.stream_interval, self._version)
+        ended = False
+        try:
+            await handle.submit(request.prompt_tokens, params, salt=str(self._version))
+            async for output in handle.outputs():
+                ended = output.finish_reason is not None
+                for chunk in chunks.add(output.tokens, output.logprobs, output.starts, output.finish_reason):
+                    yield chunk
+        except (EngineError, asyncio.CancelledError, GeneratorExit):
+            raise
+        except Exception as error:
+            # Whatever vLLM raises here means that its engine is gone or cannot be trusted any more.
+            ended = True
+            raise self._fail(error) from error
+        finally:
+            del self._handles[request.request_id]
+            self._total_requests += 1
+            if not ended and self._lifecycle.unavailable() is None:
+                await handle.abort()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request at the next step; unknown ids are ignored."""
+        handle = self._handles.get(request_id)
+        if handle is not None:
+            await handle.abort()
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Sample nothing more; returns between two steps."""
+        if mode not in ("keep", "abort"):
+            raise EngineError(f"pause mode {mode!r} is unknown; it is 'keep' or 'abort'")
+        async with self._order:
+            await self._pause()
+            if mode == "abort":
+                await asyncio.gather(*(handle.abort() for handle in list(self._handles.values())))
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        async with self._order:
+            await self._resume()
+
+    async def check_weights(self, specs: Sequence[WeightSpec]) -> None:
+        """EngineError with the first difference if `load` would not take these."""
+        self._expect_available()
+        check_weights(self._expected, specs)
+
+    async def load(self, version: int, tensors: "Mapping[str, Tensor]") -> None:
+        """Replace all weights between two steps."""
+        if version < 0:
+            raise EngineError(f"engine {self._name} cannot load version {version}: versions start at 0")
+        await self.check_weights([(name, tuple(item.shape), dtype_name(item)) for name, item in tensors.items()])
+        async with self._order:
+            # Copied and digested while requests go on.
+            shared = await asyncio.to_thread(self._memory.write, version, tensors)
+            was_running = self._lifecycle.state is EngineState.RUNNING
+            await self._pause()
+            try:
+                await self._guard(
+                    vllm_api.update_weights(self._engine, shared.to_dict(), version, idle=not self._handles)
+                )
+                self._version = version
+            finally:
+                if was_running and self._lifecycle.unavailable() is None:
+                    await self._resume()
+
+    async def status(self) -> EngineStatus:
+        """Return what vLLM reported last."""
+        counters, num_open = self._counters, len(self._handles)
+        num_running = min(counters.num_running, num_open)
+        cause = self._lifecycle.cause
+        return EngineStatus(
+            state=self._lifecycle.state,
+            version=self._version,
+            num_running=num_running,
+            num_waiting=num_open - num_running,
+            kv_use=counters.kv_use if num_open else 0.0,
+            total_requests=self._total_requests,
+            total_tokens=counters.total_tokens,
+            total_prefill_tokens=counters.total_prefill_tokens,
+            total_steps=counters.total_steps,
+            failure=None if cause is None else f"{type(cause).__name__}: {cause}",
+            total_preemptions=counters.total_preemptions,
+            prefix_hit_share=counters.total_prefix_hits / max(1, counters.total_prefix_queries),
+        )
+
+    async def close(self) -> None:
+        """End all requests with an error and all processes of vLLM."""
+        if self._lifecycle.state is EngineState.CLOSED:
+            return
+        self._lifecycle.move(EngineState.CLOSED)
+        if self._engine is not None:
+            vllm_api.end_requests(self._engine, self._lifecycle.unavailable() or EngineError("closed"))
+        await asyncio.to_thread(vllm_api.stop_engine, self._engine, _CLOSE_S)
+        self._engine = None
+        self._memory.close()
+
+    def _start_engine(self) -> Any:
+        with self._output.captured():
+            return vllm_api.start_engine(
+                self._model,
+                self._config,
+                max_context=self._limits.max_context,
+                seed=self._seed,
+                counters=self._counters,
+            )
+
+    def _read_model(self) -> None:
+        import torch
+
+        from rayrl.models.context import context_limit
+        from rayrl.models.loading import create_empty_causal_lm
+        from rayrl.models.tokenizer import load_tokenizer
+
+        model, trust = self._model, self._model.trust_remote_code
+        dtype: torch.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.dtype]
+        empty = create_empty_causal_lm(model.path, trust_remote_code=trust).to(dtype)
+        self._expected = named_weights(empty)
+        self._eos_token_ids = load_tokenizer(model.path, trust_remote_code=trust).eos_token_ids
+        self._limits = ModelLimits(
+            max_context=context_limit(model),
+            vocab_size=empty.get_input_embeddings().num_embeddings,
+            can_decode=True,
+        )
+
+    def _accept(self, request: GenerationRequest) -> Any:
+        """Return vLLM's parameters for a request that can be served now; raise why it cannot otherwise."""
+        self._expect_available()
+        if self._version == NO_VERSION:
+            raise EngineError(f"engine {self._name} cannot generate: weights were never pushed to it")
+        check_request(request, self._limits)
+        if request.request_id in self._handles:
+            raise RequestRefused(f"request {request.request_id!r} is in flight on engine {self._name} already")
+        limit = self._options.max_batch_size + self._config.max_queued_requests
+        if len(self._handles) >= limit:
+            raise EngineBusy(
+                f"engine {self._name} has {len(self._handles)} requests in flight, as many as "
+                f"inference.engine.max_batch_size={self._options.max_batch_size} and "
+                f"inference.max_queued_requests={self._config.max_queued_requests} allow; try again later or elsewhere"
+            )
+        return vllm_api.sampling_params(
+            request.params,
+            num_prompt=len(request.prompt_tokens),
+            max_context=self._limits.max_context,
+            eos_token_ids=self._eos_token_ids,
+        )
+
+    async def _pause(self) -> None:
+        self._expect_available()
+        if self._lifecycle.state is not EngineState.PAUSED:
+            await self._guard(vllm_api.pause(self._engine))
+            self._lifecycle.move(EngineState.PAUSED)
+
+    async def _resume(self) -> None:
+        self._expect_available()
+        if self._lifecycle.state is not EngineState.RUNNING:
+            await self._guard(vllm_api.resume(self._engine))
+            self._lifecycle.move(EngineState.RUNNING)
+
+    async def _guard(self, command: Awaitable[None]) -> None:
+        """Await a command to vLLM. An update that every worker refused changes nothing; all else fails the engine."""
+        try:
+            await command
+        except Exception as error:
+            if REFUSED in str(error) and self._options.tensor_parallel == 1:
+                raise EngineError(f"engine {self._name} keeps version {self._version}: {error}") from error
+            raise self._fail(error) from error
+
+    def _expect_available(self) -> None:
+        unavailable = self._lifecycle.unavailable()
+        if unavailable is not None:
+            raise unavailable
+
+    def _fail(self, error: Exception) -> EngineError:
+        """Keep the first cause, with vLLM's last lines, and return the error that callers get."""
+        if self._lifecycle.unavailable() is None:
+            _LOGGER.error("engine %s failed: %s: %s", self._name, type(error).__name__, error)
+            self._lifecycle.fail(EngineError(f"{type(error).__name__}: {error}\n{self._output.tail()}"))
+        return self._lifecycle.unavailable() or EngineError(f"engine {self._name} has ended")
+
+    def _failed_start(self, reason: str) -> EngineError:
+        error = EngineError(f"vLLM {reason}\n{self._output.tail()}")
+        self._lifecycle.fail(error)
+        vllm_api.end_processes()
+        return EngineError(f"engine {self._name}: {error}")
+
+
+def make_vllm_engine(model: ModelConfig, config: InferenceConfig, *, name: str, seed: int) -> VllmInferenceEngine:
+    """Return the engine of a config with `engine.type: vllm`. EngineError if it asks for another number of GPUs."""
+    options, gpus = config.engine, config.gpus_per_engine
+    if isinstance(options, VllmEngine) and gpus > 0 and max(1.0, gpus) != options.tensor_parallel:
+        raise EngineError(
+            f"inference.engine.tensor_parallel={options.tensor_parallel} needs as many GPUs, but "
+            f"inference.gpus_per_engine={gpus:g}; set both to the same number"
+        )
+    return VllmInferenceEngine(model, config, name=name, seed=seed)

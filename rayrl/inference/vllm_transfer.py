@@ -1,0 +1,61 @@
+"""vLLM's side of a weight update: from shared memory into the model, in vLLM's worker process.
+
+Names and fused layouts (qkv, gate and up) are mapped by vLLM's own loader. Nothing of the model is touched before the
+bytes are proven, so that a refused update leaves the weights in use as they are.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from rayrl.errors import TransferError
+from rayrl.inference.shared_weights import SharedWeights, open_weights
+from rayrl.inference.vllm_plugin import REFUSED
+
+
+@dataclass
+class InitInfo(WeightTransferInitInfo):
+    """Nothing to agree on."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):
+    """The fields of `SharedWeights`."""
+
+    weights: dict[str, Any] = field(default_factory=dict)
+
+
+class SharedMemoryTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """Loads all weights of one version from shared memory, in one update."""
+
+    init_info_cls = InitInfo
+    update_info_cls = UpdateInfo
+
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
+        """Nothing to do: there is no group to join."""
+
+    def start_weight_update(self) -> None:
+        """Nothing yet: vLLM's reload takes the model apart, which must wait until the bytes are proven."""
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """Prove the bytes, then load all tensors."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        try:
+            tensors = open_weights(SharedWeights(**update_info.weights))
+        except (TransferError, OSError) as error:
+            raise TransferError(f"{REFUSED}: {error}") from error
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors.items())
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def finish_weight_update(self) -> None:
+        """Nothing is left to do."""
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
