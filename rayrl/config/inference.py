@@ -43,8 +43,6 @@ class VllmEngine(Section):
     """Share the KV of equal prompt beginnings; entries of an older weight version are never used."""
     eager: bool | None = None
     """Run without compilation and CUDA graphs: quick to start, slower to decode. When empty, only on CPUs."""
-    start_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds that vLLM may take to start."""
 
 
 InferenceEngineConfig = Annotated[TransformersEngine | ScriptedEngine | VllmEngine, Field(discriminator="type")]

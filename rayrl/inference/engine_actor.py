@@ -5,7 +5,7 @@
 
 - A reader of `generate` waits on the queue of its call; the tasks fill it, or the failure of the engine does.
 - `receive` waits in a thread for the trainer; the group's timeout ends it. Generation goes on meanwhile.
-- `commit` waits for the engine to reach the end of a step; it always resumes, whether loading succeeded or not.
+- `commit` waits for the engine to load between two steps; the engine pauses only for as long as that takes.
 """
 
 import asyncio
@@ -125,12 +125,7 @@ class EngineActor:
 
     async def commit(self, version: int) -> None:
         """Use the staged version from the next step on. EngineError if it is not staged."""
-        tensors = self._staging.staged(version)
-        await self._engine.pause("keep")
-        try:
-            await self._engine.load(version, tensors)
-        finally:
-            await self._engine.resume()
+        await self._engine.load(version, self._staging.staged(version))
         self._staging.committed()
         self._logger.debug("engine %s uses version %d", self.name, version)
 

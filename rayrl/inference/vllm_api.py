@@ -4,6 +4,7 @@ Supported: vLLM 0.32. A new release is added after the vLLM tests have passed wi
 in `RequestHandle` that are not public, the statistics in `Counters`, and the weight update calls in `vllm_engine`.
 """
 
+import gc
 import hashlib
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -29,7 +30,7 @@ _MAX_SEED = 1 << 63
 def require_vllm() -> str:
     """Return the version of vLLM. EngineError if there is none, or one that is not supported."""
     # Read by vLLM when it is first imported.
-    for name, value in (("VLLM_LOGGING_LEVEL", "WARNING"), ("VLLM_NO_USAGE_STATS", "1")):
+    for name, value in (("VLLM_LOGGING_LEVEL", "ERROR"), ("VLLM_NO_USAGE_STATS", "1")):
         os.environ.setdefault(name, value)
     try:
         import vllm
@@ -155,7 +156,9 @@ async def update_weights(engine: Any, weights: dict[str, Any], version: int, *, 
 
 
 def end_requests(engine: Any, error: Exception) -> None:
-    """Give `error` to everyone who waits for a request."""
+    """Give `error` to everyone who waits for a request, and expect no more output."""
+    if engine.output_handler is not None:
+        engine.output_handler.cancel()
     engine.output_processor.propagate_error(error)
 
 
@@ -164,6 +167,8 @@ def stop_engine(engine: Any, timeout_s: float) -> None:
     if engine is not None:
         engine.shutdown(timeout=timeout_s)
     end_processes()
+    # Collected now: later, while the interpreter leaves, its finaliser would raise.
+    gc.collect()
 
 
 def end_processes() -> None:

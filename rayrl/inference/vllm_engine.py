@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LOGGER = get_logger("inference")
-_CLOSE_S = 20.0
+_CLOSE_S = 5.0
 
 
 class VllmInferenceEngine:
@@ -67,12 +67,7 @@ class VllmInferenceEngine:
         version = vllm_api.require_vllm()
         await asyncio.to_thread(self._read_model)
         try:
-            async with asyncio.timeout(self._options.start_timeout_s):
-                self._engine = await asyncio.to_thread(self._start_engine)
-        except TimeoutError:
-            raise self._failed_start(
-                f"did not start within inference.engine.start_timeout_s={self._options.start_timeout_s:g}"
-            ) from None
+            self._engine = await asyncio.to_thread(self._start_engine)
         except Exception as error:
             self._output.wait_end(1.0)
             cause = self._output.root_cause() or f"{type(error).__name__}: {error}"

@@ -53,9 +53,26 @@ class SharedMemoryTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
         self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors.items())
         finalize_layerwise_reload(self.model, self.model_config)
+        _process_tied(self.model)
 
     def finish_weight_update(self) -> None:
         """Nothing is left to do."""
 
     def shutdown(self) -> None:
         """Nothing is held."""
+
+
+def _process_tied(model: Any) -> None:
+    """Make again what layers derive from a weight that they share with an earlier one.
+
+    Tied embeddings arrive once, so that vLLM's reload does not process the output head: on CPUs it would go on with the
+    packed copy of the old weights. vllm 0.32.
+    """
+    seen: set[int] = set()
+    for layer in model.modules():
+        weight = layer._parameters.get("weight")
+        if weight is None or not weight.numel():
+            continue
+        if weight.data_ptr() in seen and hasattr(layer, "quant_method"):
+            layer.quant_method.process_weights_after_loading(layer)
+        seen.add(weight.data_ptr())
