@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import signal
 import statistics
 import subprocess
@@ -32,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SAME_ON_BOTH_SIDES = ("driver.groups_per_step=8", "rollout.group_size=8", "rollout.sampling.max_new_tokens=32")
 # TRL saves nothing either.
 RAYRL_SAVES_NOTHING = ("checkpoint.every=0", "checkpoint.at_end=false", "checkpoint.export_hf=false")
+PROGRESS = re.compile(r"\bstep \d+/\d+")
 PACKAGES = ("torch", "transformers", "trl", "ray", "accelerate", "reasoning-gym")
 
 
@@ -89,7 +91,7 @@ def show_progress(log: Path, shown: int) -> int:
     data = log.read_bytes()[shown:]
     complete = data[: data.rfind(b"\n") + 1]
     for line in complete.decode(errors="replace").splitlines():
-        if "step " in line:
+        if PROGRESS.search(line):
             print("   ", line.strip(), flush=True)
     return shown + len(complete)
 
@@ -266,12 +268,12 @@ def parse_arguments() -> argparse.Namespace:
         "--config", type=Path, default=Path("configs/smollm2_chain_sum.yaml"), help="from the root of the repository"
     )
     parser.add_argument("--pairs", type=int, default=2, help="blocks of each side")
-    parser.add_argument("--steps", type=int, default=3, help="counted steps of a block")
+    parser.add_argument("--steps", type=int, default=4, help="counted steps of a block")
     parser.add_argument("--warmup", type=int, default=1, help="steps before them")
     parser.add_argument("--only", choices=("rayrl", "trl"), help="run one side, for tuning")
     parser.add_argument("--rayrl-override", action="append", default=[], help="section.key=value for rayrl alone")
     parser.add_argument("--trl-precision", default="bf16", choices=("bf16", "fp32", "pure_bf16"))
-    parser.add_argument("--trl-micro-batch", type=int, default=16, help="samples in one forward and backward pass")
+    parser.add_argument("--trl-micro-batch", type=int, default=8, help="samples in one forward and backward pass")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of TRL")
     parser.add_argument("--block-timeout", type=float, default=900.0, help="seconds")
     parser.add_argument("--output", type=Path, help="JSON file for all figures")
@@ -283,6 +285,8 @@ def main() -> None:
     if args.output:
         args.output = args.output.absolute()
     os.chdir(ROOT)
+    # SIGTERM ends as Ctrl-C does: the block that runs is taken down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     try:
         importlib.metadata.version("trl")
     except importlib.metadata.PackageNotFoundError:
