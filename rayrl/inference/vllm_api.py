@@ -107,6 +107,9 @@ def start_engine(
         optional["kv_cache_memory_bytes"] = kv_cache_bytes
     if on_gpu:
         optional["gpu_memory_utilization"] = options.gpu_memory_utilization
+    else:
+        # Only whole blocks are shared between prompts; vLLM's 128 tokens on CPUs are more than many prompts have.
+        optional["block_size"] = 32
     arguments = AsyncEngineArgs(
         model=model.path,
         dtype=model.dtype,

