@@ -31,8 +31,8 @@ from rayrl.tracking.jsonl_sink import read_rows
 ROOT = Path(__file__).resolve().parent.parent
 # What is compared: 8 prompts x 8 samples in an optimizer step, at most 32 new tokens.
 SAME_ON_BOTH_SIDES = ("driver.groups_per_step=8", "rollout.group_size=8", "rollout.sampling.max_new_tokens=32")
-# TRL saves nothing either.
-RAYRL_SAVES_NOTHING = ("checkpoint.every=0", "checkpoint.at_end=false", "checkpoint.export_hf=false")
+# TRL evaluates and saves nothing either.
+RAYRL_ONLY_TRAINS = ("evaluation=null", "checkpoint.every=0", "checkpoint.at_end=false", "checkpoint.export_hf=false")
 PROGRESS = re.compile(r"\bstep \d+/\d+")
 PACKAGES = ("torch", "transformers", "trl", "ray", "accelerate", "reasoning-gym")
 
@@ -121,7 +121,7 @@ def run_rayrl(args: argparse.Namespace, folder: Path) -> Block:
     overrides = [*SAME_ON_BOTH_SIDES, *args.overrides, *args.rayrl_override]
     max_staleness = RunConfig.load(args.config, overrides).driver.max_staleness
     num_steps = args.warmup + args.steps + max_staleness
-    overrides += [*RAYRL_SAVES_NOTHING, f"driver.num_steps={num_steps}", f"run.output_root={folder}", "run.name=rayrl"]
+    overrides += [*RAYRL_ONLY_TRAINS, f"driver.num_steps={num_steps}", f"run.output_root={folder}", "run.name=rayrl"]
     config = RunConfig.load(args.config, overrides)
     began, load = time.monotonic(), os.getloadavg()[0]
     wait_for(
