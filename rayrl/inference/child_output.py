@@ -55,6 +55,10 @@ class ChildOutput:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
+    def clear(self) -> None:
+        """Forget the lines so far: what they say is dealt with."""
+        self._lines.clear()
+
     def tail(self, num_lines: int = 30) -> str:
         """Return the last lines under a heading, indented."""
         lines = list(self._lines)[-num_lines:]

@@ -24,6 +24,7 @@ _INSTALL = (
     "set inference.engine.type: transformers"
 )
 _CPU_KV_CACHE_BYTES = 1 << 30
+_CPU_BATCHED_TOKENS = 2048
 _MAX_SEED = 1 << 63
 
 
@@ -110,6 +111,9 @@ def start_engine(
     else:
         # Only whole blocks are shared between prompts; vLLM's 128 tokens on CPUs are more than many prompts have.
         optional["block_size"] = 32
+        # vLLM 0.32 fails on CPUs when a request with a seed is prefilled in parts: CPU Generator does not use offset
+        optional["enable_chunked_prefill"] = False
+        optional["max_num_batched_tokens"] = max(options.max_batched_tokens or _CPU_BATCHED_TOKENS, max_context)
     arguments = AsyncEngineArgs(
         model=model.path,
         dtype=model.dtype,

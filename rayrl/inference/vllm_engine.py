@@ -93,7 +93,9 @@ class VllmInferenceEngine:
         except Exception as error:
             # Whatever vLLM raises here means that its engine is gone or cannot be trusted any more.
             ended = True
-            raise self._fail(error) from error
+            failure = self._fail(error)
+            # Not from `error`: vLLM gives one object to all requests, whose traceback grows with each of them.
+            raise failure from failure.__cause__
         finally:
             del self._handles[request.request_id]
             self._total_requests += 1
@@ -250,6 +252,7 @@ class VllmInferenceEngine:
             await command
         except Exception as error:
             if REFUSED in str(error) and self._options.tensor_parallel == 1:
+                self._output.clear()
                 raise EngineError(f"engine {self._name} keeps version {self._version}: {error}") from error
             raise self._fail(error) from error
 
@@ -259,10 +262,12 @@ class VllmInferenceEngine:
             raise unavailable
 
     def _fail(self, error: Exception) -> EngineError:
-        """Keep the first cause, with vLLM's last lines, and return the error that callers get."""
+        """Keep the first cause, show vLLM's last lines once, and return the error that callers get."""
         if self._lifecycle.unavailable() is None:
-            _LOGGER.error("engine %s failed: %s: %s", self._name, type(error).__name__, error)
-            self._lifecycle.fail(EngineError(f"{type(error).__name__}: {error}\n{self._output.tail()}"))
+            # vLLM's own error says no more than that its engine is dead.
+            cause = self._output.root_cause() or f"{type(error).__name__}: {error}"
+            _LOGGER.error("engine %s failed: %s\n%s", self._name, cause, self._output.tail())
+            self._lifecycle.fail(EngineError(f"in vLLM: {cause}"))
         return self._lifecycle.unavailable() or EngineError(f"engine {self._name} has ended")
 
     def _failed_start(self, reason: str) -> EngineError:

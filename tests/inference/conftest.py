@@ -167,7 +167,9 @@ def _embedded(
 
 
 def vllm_config(**options: Any) -> InferenceConfig:
-    engine = VllmEngine(type="vllm", **{"max_batch_size": 8, "kv_cache_bytes": 1 << 26, **options})
+    engine = VllmEngine(
+        type="vllm", **{"max_batch_size": 8, "max_batched_tokens": 64, "kv_cache_bytes": 1 << 26, **options}
+    )
     return InferenceConfig(engine=engine, stream_interval=2, max_queued_requests=100)
 
 
