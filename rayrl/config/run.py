@@ -85,11 +85,26 @@ class TransferConfig(Section):
     """Size of one broadcast; larger tensors are split."""
 
 
-class RunConfig(Section):
-    """Everything that `rayrl train` needs."""
+class _RunFile(Section):
+    """What every config file of a run has."""
 
     run: RunSection
     """Name and place."""
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a YAML file and apply `section.key=value` overrides. ConfigError names field, value and constraint."""
+        return load_section(cls, path, overrides)
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of this run."""
+        return Path(self.run.output_root) / self.run.name
+
+
+class RunConfig(_RunFile):
+    """Everything that `rayrl train` needs."""
+
     model: ModelConfig
     """The model."""
     dataset: DatasetConfig
@@ -116,16 +131,6 @@ class RunConfig(Section):
     """Placement."""
     transfer: TransferConfig = TransferConfig()
     """Weight transfer."""
-
-    @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
-        """Read a YAML file and apply `section.key=value` overrides. ConfigError names field, value and constraint."""
-        return load_section(cls, path, overrides)
-
-    @property
-    def run_dir(self) -> Path:
-        """Folder of this run."""
-        return Path(self.run.output_root) / self.run.name
 
     @property
     def samples_per_step(self) -> int:
@@ -183,11 +188,9 @@ class SFTSection(Section):
     """Deadlines of all waits."""
 
 
-class SFTRunConfig(Section):
+class SFTRunConfig(_RunFile):
     """Everything that `rayrl sft` needs: the prompts' `answer` is the completion that is learned."""
 
-    run: RunSection
-    """Name and place."""
     model: ModelConfig
     """The model."""
     dataset: DatasetConfig
@@ -202,16 +205,6 @@ class SFTRunConfig(Section):
     """Metrics."""
     placement: PlacementConfig = PlacementConfig()
     """Placement."""
-
-    @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
-        """Read a YAML file and apply `section.key=value` overrides. ConfigError names field, value and constraint."""
-        return load_section(cls, path, overrides)
-
-    @property
-    def run_dir(self) -> Path:
-        """Folder of this run."""
-        return Path(self.run.output_root) / self.run.name
 
 
 def json_schema() -> str:

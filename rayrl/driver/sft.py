@@ -15,10 +15,10 @@ from typing import Any
 from rayrl.config.run import SFTRunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
+from rayrl.driver.assembly import digest_of, resolved_yaml
 from rayrl.driver.fleet import Fleet, start_sft_fleet
 from rayrl.driver.preflight import check_sft_run
 from rayrl.driver.result import RunResult
-from rayrl.driver.run import digest_of, resolved_yaml
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.errors import BudgetExhausted, PlacementError
 from rayrl.infra.cluster import join_cluster, leave_cluster

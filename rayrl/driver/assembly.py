@@ -1,0 +1,192 @@
+"""The parts of a running run, put together, and their course from the first weights to the last checkpoint."""
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from rayrl.checkpoint.ledger import Ledger
+from rayrl.checkpoint.store import Checkpoint, CheckpointStore
+from rayrl.config.base import Section
+from rayrl.config.run import RunConfig
+from rayrl.datasets.prompt_stream import PromptStream
+from rayrl.datasets.registry import load_source
+from rayrl.driver.checkpointer import Checkpointer
+from rayrl.driver.evaluator import Evaluator
+from rayrl.driver.fleet import Fleet
+from rayrl.driver.group_buffer import GroupBuffer
+from rayrl.driver.outcomes import OutcomeLog
+from rayrl.driver.progress import Progress
+from rayrl.driver.publisher import Publisher
+from rayrl.driver.result import RunResult
+from rayrl.driver.rollout_log import RolloutLog
+from rayrl.driver.rollout_loop import RolloutLoop
+from rayrl.driver.stop_signal import StopSignal
+from rayrl.driver.train_loop import TrainHistory, TrainLoop
+from rayrl.tracking.metrics import Tracker
+from rayrl.tracking.run_folder import RunFolder
+
+
+def resolved_yaml(config: Section) -> str:
+    """Return a config with all its defaults as YAML."""
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return text
+
+
+def digest_of(text: str) -> str:
+    """Return a short fingerprint of a config."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(slots=True, kw_only=True)
+class Assembly:
+    """The parts of a running run."""
+
+    config: RunConfig
+    fleet: Fleet
+    folder: RunFolder
+    ledger: Ledger
+    stop: StopSignal
+    progress: Progress
+    buffer: GroupBuffer
+    publisher: Publisher
+    evaluator: Evaluator
+    checkpointer: Checkpointer
+    rollout_loop: RolloutLoop
+    train_loop: TrainLoop
+
+    @classmethod
+    def build(
+        cls,
+        config: RunConfig,
+        fleet: Fleet,
+        folder: RunFolder,
+        ledger: Ledger,
+        tracker: Tracker,
+        stop: StopSignal,
+    ) -> "Assembly":
+        assert fleet.inference is not None
+        source = load_source(config.dataset)
+        stream = PromptStream(source, seed=config.run.seed, shuffle=config.dataset.shuffle)
+        outcomes = OutcomeLog(stream=stream, ledger=ledger)
+        progress = Progress()
+        buffer = GroupBuffer()
+        publisher = Publisher(config=config, train=fleet.train, inference=fleet.inference)
+        evaluator = Evaluator(config=config, workers=fleet.rollout)
+        checkpointer = Checkpointer(
+            config=config,
+            store=CheckpointStore(folder.checkpoints, config.checkpoint.keep_last),
+            run_id=folder.run_id,
+            config_digest=digest_of(resolved_yaml(config)),
+            train=fleet.train,
+            workers=fleet.rollout,
+            buffer=buffer,
+            stream=stream,
+            progress=progress,
+            ledger=ledger,
+        )
+        rollout_loop = RolloutLoop(
+            config=config, outcomes=outcomes, workers=fleet.rollout, buffer=buffer, progress=progress
+        )
+        train_loop = TrainLoop(
+            config=config,
+            train=fleet.train,
+            buffer=buffer,
+            progress=progress,
+            outcomes=outcomes,
+            ledger=ledger,
+            publisher=publisher,
+            evaluator=evaluator,
+            checkpointer=checkpointer,
+            rollout_loop=rollout_loop,
+            rollout_log=RolloutLog(
+                folder=folder.rollouts,
+                workers=fleet.rollout,
+                is_enabled=config.tracking.rollout_log,
+                deadline_s=config.driver.deadlines.checkpoint_s,
+            ),
+            tracker=tracker,
+            stop=stop,
+        )
+        return cls(
+            config=config,
+            fleet=fleet,
+            folder=folder,
+            ledger=ledger,
+            stop=stop,
+            progress=progress,
+            buffer=buffer,
+            publisher=publisher,
+            evaluator=evaluator,
+            checkpointer=checkpointer,
+            rollout_loop=rollout_loop,
+            train_loop=train_loop,
+        )
+
+    async def run(self, checkpoint: Checkpoint | None) -> RunResult:
+        """Push the weights, run both loops, save and export."""
+        if checkpoint is not None:
+            await self.checkpointer.restore(checkpoint)
+        else:
+            # A folder whose run died before its first checkpoint: what it had recorded is sampled again.
+            self.ledger.rewind_to(0, min_position=0)
+        await self.publisher.connect()
+        # Engines start without weights on purpose: after a resume those of the model folder would be the wrong ones.
+        record = await self.publisher.publish(self.progress.version)
+        self.ledger.record_publication(record.version, record.digest, record.engines, step=self.progress.step)
+        rollouts = asyncio.create_task(self.rollout_loop.run())
+        waker = asyncio.create_task(self._wake_on_stop())
+        try:
+            await self.train_loop.run()
+        finally:
+            for task in (rollouts, waker):
+                task.cancel()
+            await asyncio.gather(rollouts, waker, return_exceptions=True)
+            await self.rollout_loop.close()
+            await self.evaluator.close()
+        return await self._finish()
+
+    async def _wake_on_stop(self) -> None:
+        await self.stop.wait()
+        self.buffer.wake()
+
+    async def _finish(self) -> RunResult:
+        is_done = self.progress.step >= self.config.driver.num_steps
+        if self.config.checkpoint.at_end:
+            await self.checkpointer.save()
+        if is_done and self.config.checkpoint.export_hf:
+            await self.fleet.train.call_all(
+                "export_hf",
+                str(self.folder.export),
+                seconds=self.config.driver.deadlines.checkpoint_s,
+                phase="export of the model folder",
+            )
+        return RunResult(
+            status="done" if is_done else "stopped",
+            steps=self.progress.step,
+            metrics=summary_metrics(self.train_loop.history),
+            run_dir=self.folder.path,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return what both loops do."""
+        return {**self.train_loop.status(), **self.rollout_loop.status(), "buffered": len(self.buffer)}
+
+
+def summary_metrics(history: TrainHistory) -> Mapping[str, float]:
+    """Return the last value of each metric, and first values and means of five where a curve is asked for."""
+    metrics = dict(history.last_metrics)
+    rewards = history.reward_means
+    if rewards:
+        metrics |= {
+            "reward/first": rewards[0],
+            "reward/last": rewards[-1],
+            "reward/first5_mean": sum(rewards[:5]) / len(rewards[:5]),
+            "reward/last5_mean": sum(rewards[-5:]) / len(rewards[-5:]),
+        }
+    if history.accuracies:
+        metrics["eval/accuracy_before"] = history.accuracies[0]
+    return metrics
