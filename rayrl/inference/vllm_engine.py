@@ -90,8 +90,7 @@ class VllmInferenceEngine:
                     yield chunk
         except (EngineError, asyncio.CancelledError, GeneratorExit):
             raise
-        except Exception as error:
-            # Whatever vLLM raises here means that its engine is gone or cannot be trusted any more.
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises here, its engine cannot be trusted any more
             ended = True
             failure = self._fail(error)
             # Not from `error`: vLLM gives one object to all requests, whose traceback grows with each of them.
