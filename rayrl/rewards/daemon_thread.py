@@ -34,8 +34,10 @@ async def call_in_thread(function: Callable[..., ResultT], /, *args: Any, **kwar
             result = context.run(function, *args, **kwargs)
         except StopIteration as stop:  # a future cannot carry it
             error = RuntimeError(f"StopIteration: {stop.value}")
-        except BaseException as raised:  # noqa: BLE001 - raised again in the caller
+        except Exception as raised:  # noqa: BLE001 - raised again in the caller
             error = raised
+        except BaseException as raised:  # noqa: BLE001 - `exit()` in user code would end the caller's event loop
+            error = RuntimeError(f"{type(raised).__name__}: {raised}")
         try:
             loop.call_soon_threadsafe(deliver, result, error)
         except RuntimeError:

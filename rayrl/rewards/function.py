@@ -26,8 +26,8 @@ class FunctionReward:
         self._settings = settings
         try:
             self._function = load_attribute(settings.path)
-        except Exception as error:  # importing runs the user's module, which may raise anything
-            raise ConfigError(f"reward.path: {_describe(error, settings.path)}") from error
+        except ValueError as error:
+            raise ConfigError(f"reward.path: {error}") from error
         if not callable(self._function):
             raise ConfigError(f"reward.path {settings.path!r} is a {type(self._function).__name__}, not a function")
         try:
@@ -63,9 +63,3 @@ class FunctionReward:
                 raise RewardError(f"{where} took longer than reward.timeout_s={self._settings.timeout_s}") from error
             raise RewardError(f"{where} failed: {type(error).__name__}: {error}") from error
         return checked_result(value, where)
-
-
-def _describe(error: Exception, path: str) -> str:
-    if isinstance(error, ValueError):
-        return str(error)
-    return f"importing {path.partition(':')[0]!r} failed: {type(error).__name__}: {error}"

@@ -1,10 +1,11 @@
 """One episode with its deadline and attempts; here a failure becomes a record on the trajectory."""
 
 import asyncio
+import math
 import traceback
 from typing import Literal
 
-from rayrl.errors import ActorError, DeadlineExceeded, EngineError, RewardError
+from rayrl.errors import ActorError, DeadlineExceeded, EngineError, RewardError, WorkflowError
 from rayrl.rollout.single_turn import PromptTooLong
 from rayrl.types.prompt import Prompt, PromptId
 from rayrl.types.protocols import EpisodeContext, Workflow
@@ -46,9 +47,10 @@ async def run_episode(
         try:
             async with asyncio.timeout(timeout_s):
                 trajectory = await workflow.run_episode(prompt, sample_index, context)
-            check_trajectory(trajectory)
+            _check_usable(trajectory, prompt.id, sample_index)
             return trajectory
-        except Exception as error:  # noqa: BLE001 - the boundary where a failing episode becomes data
+        # SystemExit, from `exit()` in user code, would end the worker with all its other episodes.
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary where a failing episode becomes data
             kind = classify_failure(error)
             message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             if kind == "timeout":
@@ -57,6 +59,30 @@ async def run_episode(
             if kind != "infrastructure" or attempt == max_attempts:
                 return failed_trajectory(prompt.id, sample_index, kind, message, attempt)
     raise AssertionError("unreachable: the last attempt returns")
+
+
+def _check_usable(trajectory: Trajectory, prompt_id: PromptId, sample_index: int) -> None:
+    """Raise WorkflowError for what training could not use: it would fail there, far from the workflow at fault."""
+    if not isinstance(trajectory, Trajectory):
+        raise WorkflowError(f"the workflow returned {type(trajectory).__name__}, not a Trajectory")
+    check_trajectory(trajectory)
+    if (trajectory.prompt_id, trajectory.sample_index) != (prompt_id, sample_index):
+        raise WorkflowError(
+            f"the workflow returned sample {trajectory.sample_index} of {trajectory.prompt_id} when it was asked for "
+            f"sample {sample_index} of {prompt_id}"
+        )
+    if trajectory.failure is not None:
+        return
+    if not trajectory.spans:
+        raise WorkflowError("the trajectory has no sampled token, so there is nothing to train on")
+    if trajectory.loss_mask[0]:
+        raise WorkflowError(
+            "the first token of the trajectory carries loss, but nothing stands before it to predict it"
+        )
+    if not math.isfinite(trajectory.reward or 0.0):
+        raise WorkflowError(f"the reward of the trajectory is {trajectory.reward}, which is not finite")
+    if not all(map(math.isfinite, trajectory.logprobs)):
+        raise WorkflowError("a logprob of the trajectory is not finite")
 
 
 def failed_trajectory(

@@ -18,8 +18,9 @@ def _custom(config: FunctionWorkflow) -> Workflow:
     try:
         workflow = load_attribute(config.path)
         made: Workflow = workflow(**config.params)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"rollout.workflow.path={config.path!r}: {error}") from error
+    except Exception as error:  # importing and making it run the user's code, which may raise anything
+        cause = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"rollout.workflow.path={config.path!r}: {cause}") from error
     return made
 
 

@@ -48,6 +48,9 @@ def raises(prompt, completion):
 def stops(prompt, completion):
     raise StopIteration("end")
 
+def leaves(prompt, completion):
+    exit(3)
+
 def engine_down(prompt, completion):
     raise EngineError("no engine")
 
@@ -68,6 +71,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name = "user_rewards_of_test"
     (tmp_path / f"{name}.py").write_text(_MODULE)
     (tmp_path / "user_rewards_broken.py").write_text("1 / 0\n")
+    (tmp_path / "user_rewards_leaving.py").write_text("exit(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield name
     import sys
@@ -107,6 +111,7 @@ async def test_params_become_keyword_arguments(make_prompt: MakePrompt, module: 
     ("function", "message"),
     [
         ("raises", r"'user_rewards_of_test:raises' on prompt sums/0/9 failed: KeyError: 'oh'"),
+        ("leaves", "failed: RuntimeError: SystemExit: 3"),
         ("stops", "failed: RuntimeError: StopIteration: end"),
         ("own_timeout", "failed: TimeoutError: http 504"),
         ("nothing", "returned NoneType None, not a number"),
@@ -148,7 +153,8 @@ async def test_hanging_calls_do_not_block_later_ones(make_prompt: MakePrompt, mo
     ("path", "params", "message"),
     [
         ("no_such_module_of_test:f", {}, "cannot import module 'no_such_module_of_test'"),
-        ("user_rewards_broken:f", {}, "importing 'user_rewards_broken' failed: ZeroDivisionError"),
+        ("user_rewards_broken:f", {}, "cannot import module 'user_rewards_broken' .*: ZeroDivisionError"),
+        ("user_rewards_leaving:f", {}, "cannot import module 'user_rewards_leaving' .*: SystemExit: 3"),
         ("user_rewards_of_test:lenght", {}, "has no 'lenght'; it has .*length"),
         ("user_rewards_of_test:NUMBER", {}, "is a int, not a function"),
         ("user_rewards_of_test:length", {"factor": 2}, r"cannot be called with \(prompt, completion, factor=\.\.\.\)"),

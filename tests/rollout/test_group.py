@@ -1,6 +1,11 @@
 """Episodes and groups: trajectories, failures as data, seeds."""
 
 import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import CharTokenizer, FixedSampler, context, prompt
@@ -93,6 +98,46 @@ async def test_workflow_that_throws_is_a_record_after_one_attempt() -> None:
 
 
 @pytest.mark.asyncio
+async def test_workflow_that_calls_exit_is_a_record_and_the_worker_goes_on() -> None:
+    class Leaving:
+        async def run_episode(self, prompt: Prompt, sample_index: int, context: EpisodeContext) -> Trajectory:
+            raise SystemExit(3)
+
+    trajectory = await run_episode(Leaving(), prompt(), 0, context(), timeout_s=5, max_attempts=3)
+    assert trajectory.failure is not None
+    assert (trajectory.failure.kind, trajectory.failure.message) == ("workflow", "SystemExit: 3")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda good: None, "returned NoneType, not a Trajectory"),
+        (lambda good: replace(good, loss_mask=(0,) * 6, spans=()), "no sampled token"),
+        (
+            lambda good: replace(good, loss_mask=(1,) * 6, spans=(VersionSpan(start=0, end=6, version=2),)),
+            "first token .* carries loss",
+        ),
+        (lambda good: replace(good, reward=float("nan")), "reward of the trajectory is nan"),
+        (lambda good: replace(good, logprobs=(*good.logprobs[:-1], float("-inf"))), "logprob .* is not finite"),
+        (lambda good: replace(good, sample_index=7), "sample 7 of sums/0/0 when it was asked for sample 1"),
+    ],
+)
+async def test_trajectory_that_training_could_not_use_is_a_record_of_the_workflow(
+    change: Callable[[Trajectory], Any], said: str
+) -> None:
+    class Changed:
+        async def run_episode(self, prompt: Prompt, sample_index: int, context: EpisodeContext) -> Trajectory:
+            result: Trajectory = change(await TEXT.run_episode(prompt, sample_index, context))
+            return result
+
+    trajectory = await run_episode(Changed(), prompt(), 1, context(), timeout_s=5, max_attempts=3)
+    assert trajectory.failure is not None
+    assert trajectory.failure.kind == "workflow"
+    assert re.search(said, trajectory.failure.message)
+
+
+@pytest.mark.asyncio
 async def test_episode_without_end_is_a_timeout_record_that_names_the_setting() -> None:
     class Endless:
         async def run_episode(self, prompt: Prompt, sample_index: int, context: EpisodeContext) -> Trajectory:
@@ -152,3 +197,15 @@ def test_supervised_example_without_an_answer_is_refused() -> None:
 def test_workflow_that_cannot_be_imported_is_a_config_error(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_workflow(FunctionWorkflow(type="custom", path=path))
+
+
+def test_workflow_whose_module_or_class_fails_is_a_config_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "user_workflow_broken.py").write_text("def f(:\n", encoding="utf-8")
+    (tmp_path / "user_workflow.py").write_text("def make():\n    raise KeyError('tool')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"rollout\.workflow\.path='user_workflow_broken:X'.*SyntaxError"):
+        make_workflow(FunctionWorkflow(type="custom", path="user_workflow_broken:X"))
+    with pytest.raises(ConfigError, match=r"rollout\.workflow\.path='user_workflow:make': KeyError: 'tool'"):
+        make_workflow(FunctionWorkflow(type="custom", path="user_workflow:make"))
