@@ -3,6 +3,7 @@
 Exit codes: see `rayrl.cli.exit_code`.
 """
 
+import os
 import sys
 from asyncio import CancelledError
 from collections.abc import Sequence
@@ -54,6 +55,10 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code; `arguments` defaults to those of the process."""
+    # As `python -m` does, so that `module:function` in a config finds the user's files. Behind all that is installed:
+    # a file of the same name must not hide a library.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         app(args=None if arguments is None else list(arguments), prog_name="rayrl")
     except (Exception, KeyboardInterrupt, CancelledError) as error:  # noqa: BLE001  the CLI turns every error into an exit code

@@ -13,6 +13,7 @@ from rayrl.models.context import context_limit
 from rayrl.models.folder import check_model_folder
 from rayrl.rollout.registry import make_workflow
 from rayrl.rollout.settings import sampling_params
+from rayrl.rollout.sft_examples import encode_example
 from rayrl.rollout.single_turn import PromptTooLong, check_fits, encode_prompt
 from rayrl.tracking.registry import check_sinks
 from rayrl.types.protocols import Tokenizer
@@ -43,11 +44,7 @@ def check_run(config: RunConfig) -> list[str]:
 def check_sft_run(config: SFTRunConfig) -> list[str]:
     """As `check_run`, for supervised runs."""
     notes = _check_model(config.model.path, config.sft.prompt_format == "chat")
-    context_limit(config.model)
-    source = load_source(config.dataset)
-    if source.row(0).answer is None:
-        raise ConfigError("dataset has no answers to learn from; set dataset.answer_field")
-    notes.append(f"dataset {source.name}: {len(source)} examples")
+    notes.append(_check_examples(config, context_limit(config.model)))
     notes += _check_sinks(config)
     return notes
 
@@ -85,6 +82,28 @@ def _check_dataset(config: RunConfig, dataset: DatasetConfig, section: str, max_
             except PromptTooLong as error:
                 raise ConfigError(f"{section}: {error}") from None
     return f"{section} {source.name}: {len(source)} prompts, longest of those looked at {longest} tokens"
+
+
+def _check_examples(config: SFTRunConfig, limit: int) -> str:
+    from rayrl.models.tokenizer import load_tokenizer
+
+    source = load_source(config.dataset)
+    tokenizer: Tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    stream = PromptStream(source, seed=config.run.seed, shuffle=True)
+    longest = 0
+    for _ in range(min(len(source), _PROMPTS_LOOKED_AT)):
+        try:
+            example = encode_example(
+                stream.next_prompt(),
+                tokenizer,
+                prompt_format=config.sft.prompt_format,
+                system_prompt=config.sft.system_prompt,
+                max_context=limit,
+            )
+        except PromptTooLong as error:
+            raise ConfigError(f"dataset: {error}") from None
+        longest = max(longest, len(example.tokens))
+    return f"dataset {source.name}: {len(source)} examples, longest of those looked at {longest} tokens"
 
 
 def _check_sinks(config: RunConfig | SFTRunConfig) -> list[str]:

@@ -1,6 +1,6 @@
 """The single-turn workflow: one question, one answer, one reward."""
 
-from rayrl.errors import WorkflowError
+from rayrl.errors import DatasetError, WorkflowError
 from rayrl.types.prompt import Message, Prompt
 from rayrl.types.protocols import EpisodeContext, Tokenizer
 from rayrl.types.sampling import Completion
@@ -15,13 +15,21 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, prompt_format: str, syst
     """Return the token ids that the model is given for `prompt`.
 
     `chat` renders the chat template with the opening of the assistant's turn; `text` takes the text as it stands.
+    Raises DatasetError if that leaves no token.
     """
     if prompt_format == "text":
-        return tokenizer.encode(prompt.text)
-    messages = list(prompt.messages or (Message(role="user", content=prompt.text),))
-    if system_prompt is not None:
-        messages.insert(0, Message(role="system", content=system_prompt))
-    return tokenizer.encode_chat(messages)
+        tokens = tokenizer.encode(prompt.text)
+    else:
+        messages = list(prompt.messages or (Message(role="user", content=prompt.text),))
+        if system_prompt is not None:
+            messages.insert(0, Message(role="system", content=system_prompt))
+        tokens = tokenizer.encode_chat(messages)
+    if not tokens:
+        raise DatasetError(
+            f"prompt {prompt.id} has no tokens, its text is {prompt.text!r}; remove it from the dataset, or choose "
+            "another dataset.prompt_field"
+        )
+    return tokens
 
 
 def check_fits(prompt: Prompt, num_prompt_tokens: int, max_new_tokens: int, max_context: int) -> None:
@@ -29,7 +37,7 @@ def check_fits(prompt: Prompt, num_prompt_tokens: int, max_new_tokens: int, max_
     if num_prompt_tokens + max_new_tokens > max_context:
         raise PromptTooLong(
             f"prompt {prompt.id} has {num_prompt_tokens} tokens and {max_new_tokens} new ones are asked for, but the "
-            f"context holds {max_context}; lower rollout.sampling.max_new_tokens, raise model.max_context, or remove it"
+            f"context holds {max_context}; lower sampling.max_new_tokens, raise model.max_context, or remove the prompt"
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ rollout:
 driver: {groups_per_step: 2, num_steps: 3}
 training: {optimizer: {lr: 1e-5}}
 inference: {engine: {type: transformers}}
+"""
+SFT_CONFIG = """
+run: {name: warm, output_root: out}
+model: {path: model, max_context: 24}
+dataset: {type: jsonl, path: sums.jsonl}
+sft: {num_steps: 1, batch_size: 1, prompt_format: text}
+training: {optimizer: {lr: 1e-5}}
 """
 
 
@@ -40,6 +48,8 @@ def folder(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "1+2=", "answer": "3"}) + "\n", encoding="utf-8")
     (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
     (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "1+" * 9 + "1=", "answer": "10"}), encoding="utf-8")
+    (tmp_path / "blank.jsonl").write_text(json.dumps({"prompt": "", "answer": "3"}), encoding="utf-8")
+    (tmp_path / "sft.yaml").write_text(SFT_CONFIG, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -72,6 +82,7 @@ def test_plan_and_files_are_printed_when_all_is_there(folder: Path, capsys: pyte
         (["reward={type: function, path: 'no_such_module:score'}"], ["no_such_module"]),
         (["reward={type: function, path: 'json:score'}"], ["score"]),
         (["rollout.workflow={type: custom, path: 'json:Workflow'}"], ["Workflow"]),
+        (["dataset.path=blank.jsonl"], ["blank/0/0", "no tokens", "dataset.prompt_field"]),
         (["run.output_root=sums.jsonl"], ["sums.jsonl", "is a file"]),
     ],
     ids=lambda value: str(value[0])[:40],
@@ -89,6 +100,39 @@ def test_check_refuses_when_something_on_disk_does_not_fit(
     assert "Traceback" not in stderr
     assert [part for part in said if part not in stderr] == []
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("dataset.path=blank.jsonl", ["blank/0/0", "no tokens"]),
+        ("dataset.answer_field=null", ["no answer", "dataset.answer_field"]),
+        ("model.max_context=5", ["4 tokens", "2 new ones", "context holds 5"]),
+    ],
+)
+def test_check_refuses_when_an_example_cannot_be_learned(
+    folder: Path, capsys: pytest.CaptureFixture[str], override: str, said: list[str]
+) -> None:
+    assert exit_code("check", "sft.yaml") == 0
+
+    code = exit_code("check", "sft.yaml", override)
+
+    stderr = capsys.readouterr().err
+    assert code == 2, stderr
+    assert [part for part in said if part not in stderr] == []
+
+
+def test_function_of_the_working_directory_is_found_behind_what_is_installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "my_own_reward.py").write_text("def score(prompt, completion):\n    return 1.0\n", encoding="utf-8")
+    (folder / "yaml.py").write_text("raise RuntimeError('this file hides the library')\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(folder))])
+
+    code = exit_code("check", "run.yaml", "reward={type: function, path: 'my_own_reward:score'}")
+
+    assert code == 0
+    assert sys.path[-1] == str(folder)
 
 
 def test_tiny_model_is_kept_when_its_folder_exists(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
