@@ -14,6 +14,9 @@ users, `assert` for invariants of the code. A broad `except Exception` is allowe
 class RayrlError(Exception):
     """Base of every error that rayrl raises on purpose."""
 
+    after_start: bool = False
+    """Set on what ends a run that had begun: it is then no longer the input that was wrong, whatever the class."""
+
 
 class ConfigError(RayrlError, ValueError):
     """A config file, an override or an argument is wrong. The CLI exits with 2."""

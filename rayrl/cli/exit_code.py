@@ -25,6 +25,6 @@ def exit_code_of(error: BaseException) -> ExitCode:
     """Return the exit code that an error ends the process with."""
     if isinstance(error, (KeyboardInterrupt, CancelledError)):
         return ExitCode.INTERRUPTED
-    if isinstance(error, (ConfigError, PlacementError, CheckpointError)):
+    if isinstance(error, (ConfigError, PlacementError, CheckpointError)) and not error.after_start:
         return ExitCode.BAD_INPUT
     return ExitCode.FAILED

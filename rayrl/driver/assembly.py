@@ -24,6 +24,7 @@ from rayrl.driver.publisher import Publisher
 from rayrl.driver.result import RunResult
 from rayrl.driver.rollout_log import RolloutLog
 from rayrl.driver.rollout_loop import RolloutLoop
+from rayrl.driver.run_failure import marking_start
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.driver.train_loop import TrainHistory, TrainLoop
 from rayrl.tracking.metrics import Tracker
@@ -133,6 +134,10 @@ class Assembly:
         else:
             # A folder whose run died before its first checkpoint: what it had recorded is sampled again.
             self.ledger.rewind_to(0, min_position=0)
+        with marking_start():
+            return await self._run()
+
+    async def _run(self) -> RunResult:
         await self.publisher.connect()
         # Engines start without weights on purpose: after a resume those of the model folder would be the wrong ones.
         record = await self.publisher.publish(self.progress.version)

@@ -8,10 +8,8 @@ and the fleet is closed: actors leave in order or are killed after `deadlines.sh
 """
 
 import asyncio
-import shutil
 import sys
 import time
-import traceback
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -27,9 +25,10 @@ from rayrl.driver.assembly import Assembly, digest_of, resolved_yaml
 from rayrl.driver.fleet import start_fleet
 from rayrl.driver.preflight import check_run
 from rayrl.driver.result import RunResult
+from rayrl.driver.run_failure import keeping_failure
 from rayrl.driver.run_handle import RunHandle
 from rayrl.driver.stop_signal import StopSignal
-from rayrl.errors import PlacementError
+from rayrl.errors import CheckpointError
 from rayrl.infra.cluster import join_cluster, leave_cluster
 from rayrl.infra.placement_plan import plan_placement
 from rayrl.tracking.metrics import Tracker
@@ -85,19 +84,10 @@ class Run:
             _LOGGER.info("%s", note)
         text = resolved_yaml(config)
         folder = RunFolder.create(config.run_dir, text, digest_of(text), sys.argv, resume=self._resume != "never")
-        with folder:
-            try:
-                checkpoint = self._open_checkpoint(folder)
-                folder.accept_resume()
-                return await self._in_cluster(folder, checkpoint)
-            except PlacementError:
-                # Nothing was started, so nothing must be in the way of the next try.
-                if not folder.resumed:
-                    shutil.rmtree(folder.path)
-                raise
-            except Exception:  # the boundary where the last failure of a run is kept; it is raised again
-                (folder.logs / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
-                raise
+        with folder, keeping_failure(folder):
+            checkpoint = self._open_checkpoint(folder)
+            folder.accept_resume()
+            return await self._in_cluster(folder, checkpoint)
 
     def _open_checkpoint(self, folder: RunFolder) -> Checkpoint | None:
         if self._resume == "never":
@@ -115,6 +105,12 @@ class Run:
         # Resolved by this rayrl: a field that came later has its default on both sides, and is no difference.
         saved = parse_section(RunConfig, yaml.safe_load(folder.saved_config()), source=str(folder.config_path))
         check_compatible(saved.model_dump(mode="json"), self._config.model_dump(mode="json"))
+        num_steps = self._config.driver.num_steps
+        if checkpoint.step > num_steps:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.path} has {checkpoint.step} steps already, driver.num_steps={num_steps} asks "
+                "for fewer in all; raise it, or give an earlier checkpoint with `--resume PATH`"
+            )
         _LOGGER.info("resuming from step %d: %s", checkpoint.step, checkpoint.path)
         return checkpoint
 

@@ -6,10 +6,9 @@ The next batch is encoded while the current one is trained on.
 """
 
 import asyncio
-import shutil
 import sys
 import time
-import traceback
+from contextlib import nullcontext
 from typing import Any
 
 from rayrl.config.run import SFTRunConfig
@@ -19,8 +18,9 @@ from rayrl.driver.assembly import digest_of, resolved_yaml
 from rayrl.driver.fleet import Fleet, start_sft_fleet
 from rayrl.driver.preflight import check_sft_run
 from rayrl.driver.result import RunResult
+from rayrl.driver.run_failure import keeping_failure, marking_start
 from rayrl.driver.stop_signal import StopSignal
-from rayrl.errors import BudgetExhausted, PlacementError
+from rayrl.errors import BudgetExhausted
 from rayrl.infra.cluster import join_cluster, leave_cluster
 from rayrl.infra.placement_plan import plan_sft_placement
 from rayrl.tracking.metrics import Tracker
@@ -47,15 +47,9 @@ class SFTRun:
         for note in check_sft_run(config):
             _LOGGER.info("%s", note)
         text = resolved_yaml(config)
-        with RunFolder.create(config.run_dir, text, digest_of(text), sys.argv, resume=False) as folder:
-            try:
-                return await self._in_cluster(folder)
-            except PlacementError:
-                shutil.rmtree(folder.path)
-                raise
-            except Exception:  # the boundary where the last failure of a run is kept; it is raised again
-                (folder.logs / "failure.txt").write_text(traceback.format_exc(), encoding="utf-8")
-                raise
+        folder = RunFolder.create(config.run_dir, text, digest_of(text), sys.argv, resume=False)
+        with folder, keeping_failure(folder):
+            return await self._in_cluster(folder)
 
     async def _in_cluster(self, folder: RunFolder) -> RunResult:
         config = self._config
@@ -116,9 +110,10 @@ class SFTRun:
         return handle.encode_examples.remote(prompts, sft.prompt_format, sft.system_prompt)
 
     async def _step(self, fleet: Fleet, step: int, batch: Any) -> TrainStepResult:
-        results = await fleet.train.call_all(
-            "sft_step", step, batch, seconds=self._config.sft.deadlines.step_s, phase=f"supervised step {step}"
-        )
+        with marking_start() if step > 1 else nullcontext():
+            results = await fleet.train.call_all(
+                "sft_step", step, batch, seconds=self._config.sft.deadlines.step_s, phase=f"supervised step {step}"
+            )
         result: TrainStepResult = results[0]
         if result.skipped:
             raise BudgetExhausted(f"step {step} has no finite loss or gradient ({result.reason}); lower the lr")

@@ -8,6 +8,7 @@
 """
 
 import json
+import shutil
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -145,6 +146,11 @@ class RunFolder:
     def export(self) -> Path:
         """Final weights as a model folder."""
         return self.path / "export"
+
+    def discard(self) -> None:
+        """Remove the folder with all that is in it. Only for a new run that could not be started."""
+        assert not self.resumed, "the folder of an earlier run is never removed"
+        shutil.rmtree(self.path)
 
     def close(self) -> None:
         """Let other processes use the folder; a second call does nothing."""

@@ -20,6 +20,7 @@ from rayrl.errors import (
     DatasetError,
     DeadlineExceeded,
     PlacementError,
+    RayrlError,
     RunFolderError,
 )
 
@@ -182,6 +183,13 @@ def test_eval_takes_another_model_when_one_is_given(
 def test_exit_code_follows_the_error_when_a_run_fails(start: Any, error: BaseException, code: int) -> None:
     assert exit_code_of(error) == code
     assert start(failing(error), ["train", "run.yaml"])[0] == code
+
+
+@pytest.mark.parametrize("kind", [ConfigError, CheckpointError, PlacementError])
+def test_exit_code_is_1_when_the_run_had_begun_whatever_the_error(start: Any, kind: type[RayrlError]) -> None:
+    error = kind("cannot write checkpoint: no space left on device")
+    error.after_start = True
+    assert start(failing(error), ["train", "run.yaml"])[0] == 1
 
 
 def test_error_is_one_block_without_traceback_when_it_is_one_of_ours(
