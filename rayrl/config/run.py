@@ -22,8 +22,8 @@ from rayrl.config.training import TrainingConfig
 class RunSection(Section):
     """Name, place and seed of the run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
-    """Name of the run; its folder is `output_root/name`."""
+    name: str = Field(pattern=r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$")
+    """Name of the run; its folder is `output_root/name`. Dots alone would name another folder."""
     output_root: str = "runs"
     """Folder of all runs; everything that a run writes lies below its own folder there."""
     seed: int = Field(default=1, ge=0)

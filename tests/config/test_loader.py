@@ -71,6 +71,7 @@ def test_text_stays_text_when_it_only_resembles_a_number(config_file: Path, text
         ("dataset.type=arithmetik", ["dataset.type", "'arithmetik'", "did you mean 'arithmetic'?"]),
         ("reward={}", ["reward.type: required"]),
         ("run.name=a/b", ["run.name", "'a/b'"]),
+        ("run.name=..", ["run.name", "'..'"]),
         ("training.optimizer.lr=.inf", ["training.optimizer.lr"]),
         ("model={}", ["model.path: required, but not given"]),
     ],
