@@ -12,11 +12,14 @@ from rayrl.errors import RayrlError
 
 @contextmanager
 def naming_run_folder(run_dir: Path) -> Iterator[None]:
-    """Add the run's folder, where logs and the last checkpoint are, to a failure of the body."""
+    """Add the run's folder, where logs and the last checkpoint are, to a failure of the body.
+
+    Not to bad input: whatever lies in the folder then is of an earlier run.
+    """
     try:
         yield
     except Exception as error:
-        if run_dir.is_dir():
+        if exit_code_of(error) is not ExitCode.BAD_INPUT and run_dir.is_dir():
             error.add_note(f"run folder: {run_dir}")
         raise
 

@@ -1,7 +1,7 @@
 """YAML file and `section.key=value` overrides to a validated section, with errors that name field, value and fix."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -23,6 +23,8 @@ class _Loader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise ConfigError(f"{key!r} cannot be a key, line {key_node.start_mark.line + 1}")
             if key in seen:
                 raise ConfigError(f"key {key!r} is given twice, line {key_node.start_mark.line + 1}")
             seen.add(key)
@@ -55,11 +57,16 @@ def load_section(section: type[SectionT], path: str | Path, overrides: Sequence[
 
 def parse_section(section: type[SectionT], data: Mapping[str, Any], source: str = "config") -> SectionT:
     """Validate plain data; one ConfigError lists every fault."""
+    lines = [
+        f"{name}: got {value}: Input should not be true or false" for name, value in _wrong_truths([section], data)
+    ]
     try:
-        return section.model_validate(data)
+        parsed = section.model_validate(data)
     except ValidationError as error:
-        lines = [_describe(section, detail) for detail in error.errors()]
-        raise ConfigError(f"{source}: " + ("\n  " if len(lines) > 1 else "") + "\n  ".join(lines)) from None
+        lines += [_describe(section, detail) for detail in error.errors()]
+    if lines:
+        raise ConfigError(f"{source}: " + ("\n  " if len(lines) > 1 else "") + "\n  ".join(lines))
+    return parsed
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -124,6 +131,22 @@ def _describe(section: type[BaseModel], detail: ErrorDetails) -> str:
     if detail["type"] == "value_error" and not name:
         return message
     return f"{name}: got {detail['input']!r}: {message}"
+
+
+def _wrong_truths(models: Sequence[type[BaseModel]], data: Any, path: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield path and value where true or false stands for a number: pydantic would take it for 1 or 0."""
+    if isinstance(data, list):
+        for index, item in enumerate(data):
+            yield from _wrong_truths(models, item, f"{path}{index}.")
+    if not isinstance(data, Mapping):
+        return
+    for key, value in data.items():
+        annotations = [model.model_fields[key].annotation for model in models if key in model.model_fields]
+        if not isinstance(value, bool):
+            inner = [model for annotation in annotations for model in _models_in(annotation)]
+            yield from _wrong_truths(inner, value, f"{path}{key}.")
+        elif any({int, float} & {annotation, *get_args(annotation)} for annotation in annotations):
+            yield f"{path}{key}", value
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

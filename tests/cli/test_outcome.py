@@ -212,6 +212,16 @@ def test_traceback_and_run_folder_are_shown_when_an_error_is_unexpected(
     assert stderr.endswith("error: unexpected KeyError: 'lost'\n  run folder: out/small\n")
 
 
+def test_folder_of_an_earlier_run_is_not_named_when_the_input_is_bad(
+    start: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "out" / "small").mkdir(parents=True)
+
+    start(failing(ConfigError("no such model")), ["train", "run.yaml"])
+
+    assert capsys.readouterr().err == "error: no such model\n"
+
+
 def test_error_of_a_remote_call_is_shown_as_itself_when_it_is_one_of_ours(
     start: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,9 @@ def test_text_stays_text_when_it_only_resembles_a_number(config_file: Path, text
         ("reward={}", ["reward.type: required"]),
         ("run.name=a/b", ["run.name", "'a/b'"]),
         ("run.name=..", ["run.name", "'..'"]),
+        ("driver.num_steps=true", ["driver.num_steps", "True"]),
+        ("training.optimizer.lr=false", ["training.optimizer.lr", "False"]),
+        ("model.max_context=true", ["model.max_context", "True"]),
         ("training.optimizer.lr=.inf", ["training.optimizer.lr"]),
         ("model={}", ["model.path: required, but not given"]),
     ],
@@ -156,6 +159,7 @@ def test_last_override_wins_when_a_key_is_given_twice(config_file: Path) -> None
     [
         (b"run: {name: a}\nrun: {name: b}\n", "key 'run' is given twice, line 2"),
         (b"run: {name: a, name: b}\n", "key 'name' is given twice"),
+        (b"? [1, 2]\n: 3\n", r"\[1, 2\] cannot be a key, line 1"),
         (b"- a\n- b\n", "must be a mapping of sections, got list"),
         (b"", "must be a mapping of sections, got NoneType"),
         (b"run: {name: a\n", "not valid YAML"),
