@@ -120,7 +120,8 @@ class Checkpointer:
         member = self._workers.members[0]
         references: list[Any] = member.handle.read_groups.options(num_returns=2 * count).remote(str(path))
         groups = []
-        for ticket in range(count):
-            summary = await wait_for(references[ticket], seconds=seconds, phase=phase, actor=member.label)
-            groups.append(BufferedGroup(ticket=ticket, summary=summary, batch=references[count + ticket]))
+        for index in range(count):
+            summary = await wait_for(references[index], seconds=seconds, phase=phase, actor=member.label)
+            ticket = self._buffer.new_ticket()
+            groups.append(BufferedGroup(ticket=ticket, summary=summary, batch=references[count + index]))
         return groups

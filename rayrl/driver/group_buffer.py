@@ -27,11 +27,17 @@ class GroupBuffer:
 
     def __init__(self) -> None:
         self._groups: dict[int, BufferedGroup] = {}
+        self._next_ticket = 0
         self._arrived = asyncio.Event()
         self._error: BaseException | None = None
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def new_ticket(self) -> int:
+        """Return the place of the next group in the order of admission; groups of a checkpoint come first."""
+        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+        return ticket
 
     def put(self, group: BufferedGroup) -> None:
         """Add a group and wake the train loop."""

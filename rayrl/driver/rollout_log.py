@@ -33,6 +33,13 @@ class RolloutLog:
             )
         )
 
+    async def close(self) -> None:
+        """Wait no longer for a write that is under way: the run has failed, or `finish` came before."""
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.gather(self._pending, return_exceptions=True)
+            self._pending = None
+
     async def finish(self) -> None:
         """Wait for the last write. A failed one is told and switches the log off: it must not end a run."""
         if self._pending is None:

@@ -45,7 +45,6 @@ class RolloutLoop:
         workers: ActorGroup,
         buffer: GroupBuffer,
         progress: Progress,
-        first_ticket: int = 0,
     ) -> None:
         self._config = config
         self._outcomes = outcomes
@@ -64,7 +63,6 @@ class RolloutLoop:
             limit=config.algorithm.shaping.max_filtered_groups,
             setting="algorithm.shaping.max_filtered_groups",
         )
-        self._ticket = first_ticket
         self._load = [0] * len(workers.members)
         self._followers: set[asyncio.Task[None]] = set()
         self._in_flight: dict[int, Prompt] = {}
@@ -117,7 +115,7 @@ class RolloutLoop:
     def _admit(self) -> None:
         prompt = self._outcomes.next_prompt()
         self._progress.admit()
-        ticket, self._ticket = self._ticket, self._ticket + 1
+        ticket = self._buffer.new_ticket()
         worker = min(range(len(self._load)), key=lambda index: self._load[index])
         self._load[worker] += 1
         self._in_flight[ticket] = prompt

@@ -95,6 +95,12 @@ class TrainLoop:
 
     async def run(self) -> None:
         """Train until `driver.num_steps` or a stop; evaluate the last version."""
+        try:
+            await self._run()
+        finally:
+            await self._rollout_log.close()
+
+    async def _run(self) -> None:
         if self._progress.step == 0:
             self._evaluator.start(self._progress.version)
         while self._progress.step < self._config.driver.num_steps:

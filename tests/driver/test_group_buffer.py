@@ -54,3 +54,11 @@ def test_ticket_can_be_buffered_only_once() -> None:
     buffer.put(buffered(1))
     with pytest.raises(AssertionError, match="ticket 1"):
         buffer.put(buffered(1))
+
+
+def test_new_tickets_never_meet_those_of_restored_groups() -> None:
+    buffer = GroupBuffer()
+    for _ in range(3):
+        buffer.put(buffered(buffer.new_ticket()))
+    buffer.put(buffered(buffer.new_ticket()))
+    assert [group.ticket for group in buffer.in_order()] == [0, 1, 2, 3]

@@ -123,6 +123,24 @@ def test_resumed_run_goes_on_at_the_checkpoint_and_trains_no_prompt_twice(model:
     assert ordinals[-1] <= (0, 31)
 
 
+def test_run_goes_on_from_a_checkpoint_that_holds_finished_groups(model: Path, tmp_path: Path) -> None:
+    # Staleness 3 and steps that wait for evaluations: groups of later steps are ready when a step is saved.
+    changes = {"driver__max_staleness": 3, "evaluation__every": 1, "checkpoint__every": 1, "checkpoint__keep_last": 9}
+    first = Run(run_config(model, tmp_path, driver__num_steps=5, **changes)).train()
+    saved = sorted((first.run_dir / "checkpoints").glob("step_*"))
+    held = [json.loads((path / "state.json").read_text())["buffered"] for path in saved]
+    chosen = saved[max(range(len(saved)), key=lambda index: held[index])]
+    assert max(held) > 0
+
+    second = Run(run_config(model, tmp_path, driver__num_steps=6, **changes), resume=chosen).train()
+
+    assert (second.status, second.steps) == ("done", 6)
+    ledger = Ledger.open(second.run_dir / "ledger.sqlite", read_only=True)
+    outcomes = ledger.outcomes()
+    ledger.close()
+    assert len(outcomes) == len({item.outcome.prompt_id for item in outcomes}) == 24
+
+
 def test_stopped_run_finishes_its_step_saves_and_says_stopped(model: Path, tmp_path: Path) -> None:
     run = Run(run_config(model, tmp_path, driver__num_steps=10_000))
     handle = run.start()
@@ -135,6 +153,21 @@ def test_stopped_run_finishes_its_step_saves_and_says_stopped(model: Path, tmp_p
     assert result.status == "stopped"
     assert 0 < result.steps < 10_000
     assert (result.run_dir / "checkpoints" / f"step_{result.steps:06d}" / "manifest.json").is_file()
+
+
+def test_resume_is_refused_when_the_run_has_more_steps_than_are_asked_for(model: Path, tmp_path: Path) -> None:
+    Run(run_config(model, tmp_path, driver__num_steps=2)).train()
+    with pytest.raises(CheckpointError, match=r"has 2 steps already, driver\.num_steps=1"):
+        Run(run_config(model, tmp_path, driver__num_steps=1), resume="auto").train()
+    assert metrics_of(tmp_path / "small")[-1]["step"] == 2
+
+
+def test_resume_from_a_checkpoint_without_its_run_folder_leaves_no_folder(model: Path, tmp_path: Path) -> None:
+    first = Run(run_config(model, tmp_path, driver__num_steps=1)).train()
+    (checkpoint,) = (first.run_dir / "checkpoints").glob("step_*")
+    with pytest.raises(CheckpointError, match="belongs to run"):
+        Run(run_config(model, tmp_path, run__name="other", driver__num_steps=2), resume=checkpoint).train()
+    assert not (tmp_path / "other").exists()
 
 
 def test_run_folder_of_another_run_is_refused_and_left_as_it_is(model: Path, tmp_path: Path) -> None:
