@@ -53,8 +53,11 @@ def join_cluster(min_cpus: float = 0, *, log_to_driver: bool = True) -> ClusterI
     else:
         try:
             ray.init(address=address, log_to_driver=log_to_driver)
-        except (ConnectionError, RuntimeError) as error:
-            raise PlacementError(f"cannot join the Ray cluster at {address}: {error}") from error
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise PlacementError(
+                f"cannot join the Ray cluster at {address}: {error}; set RAY_ADDRESS to host:port of one that runs, or "
+                "unset it for a local cluster"
+            ) from error
     info = _info(started=address is None)
     _LOG.info("%s Ray at %s", "started" if info.started else "joined", info.address)
     return info

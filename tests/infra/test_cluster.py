@@ -67,3 +67,10 @@ def test_error_names_the_address_when_the_cluster_does_not_answer() -> None:
 
     assert "RAY_ADDRESS=127.0.0.1:1 does not answer" in answer
     assert "unset RAY_ADDRESS" in answer
+
+
+def test_error_names_the_address_when_it_is_none() -> None:
+    answer = _in_process(RAY_ADDRESS="nonsense")
+
+    assert "cannot join the Ray cluster at nonsense" in answer
+    assert "unset it" in answer
