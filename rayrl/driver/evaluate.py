@@ -8,6 +8,7 @@ from rayrl.driver.fleet import start_fleet
 from rayrl.driver.preflight import check_run
 from rayrl.driver.publisher import Publisher
 from rayrl.driver.result import RunResult
+from rayrl.driver.stop_signal import StopSignal
 from rayrl.errors import ConfigError
 from rayrl.infra.cluster import join_cluster, leave_cluster
 from rayrl.infra.placement_plan import plan_placement
@@ -30,7 +31,10 @@ def evaluate(config: RunConfig, model_path: str | None = None) -> RunResult:
 
 async def _evaluate(config: RunConfig) -> RunResult:
     cluster = await asyncio.to_thread(join_cluster, plan_placement(config).total.get("CPU", 0.0))
+    stop = StopSignal()
     try:
+        # Never `begin`: there is nothing to save, each signal leaves at once.
+        stop.install()
         fleet = await start_fleet(config)
         try:
             assert fleet.inference is not None
@@ -45,4 +49,5 @@ async def _evaluate(config: RunConfig) -> RunResult:
         finally:
             await fleet.close()
     finally:
+        stop.uninstall()
         await asyncio.to_thread(leave_cluster, cluster)

@@ -108,10 +108,18 @@ async def start_sft_fleet(config: SFTRunConfig) -> Fleet:
 async def _start_together(
     starters: dict[str, Any], reservation: Reservation, shutdown_s: float
 ) -> dict[str, ActorGroup]:
-    """Start all groups at once; if one fails, tear the others down and raise its error."""
-    results = await asyncio.gather(*starters.values(), return_exceptions=True)
+    """Start all groups at once; if one fails, or the caller is cancelled, tear the others down and raise its error."""
+    tasks = [asyncio.ensure_future(starter) for starter in starters.values()]
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError as error:
+        cancelled = error
+        for task in tasks:
+            task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
     groups = {name: result for name, result in zip(starters, results, strict=True) if isinstance(result, ActorGroup)}
-    errors = [result for result in results if isinstance(result, BaseException)]
+    errors = [cancelled] if cancelled is not None else [item for item in results if isinstance(item, BaseException)]
     if errors:
         await asyncio.gather(*(group.shutdown(shutdown_s) for group in groups.values()))
         await asyncio.to_thread(reservation.release)

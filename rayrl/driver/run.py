@@ -117,13 +117,16 @@ class Run:
     async def _in_cluster(self, folder: RunFolder, checkpoint: Checkpoint | None) -> RunResult:
         config = self._config
         cluster = await asyncio.to_thread(join_cluster, plan_placement(config).total.get("CPU", 0.0))
+        assert self._stop is not None
         try:
+            self._stop.install()
             tracker = make_tracker(config.tracking, folder, config.driver.num_steps)
             try:
                 return await self._with_fleet(folder, checkpoint, tracker)
             finally:
                 tracker.close()
         finally:
+            self._stop.uninstall()
             await asyncio.to_thread(leave_cluster, cluster)
 
     async def _with_fleet(self, folder: RunFolder, checkpoint: Checkpoint | None, tracker: Tracker) -> RunResult:
@@ -136,7 +139,7 @@ class Run:
             with closing(Ledger.open(folder.ledger_path)) as ledger:
                 assembly = Assembly.build(self._config, fleet, folder, ledger, tracker, self._stop)
                 self._loop = assembly
-                self._stop.install()
+                self._stop.begin()
                 try:
                     return await assembly.run(checkpoint)
                 finally:

@@ -54,24 +54,26 @@ class SFTRun:
     async def _in_cluster(self, folder: RunFolder) -> RunResult:
         config = self._config
         cluster = await asyncio.to_thread(join_cluster, plan_sft_placement(config).total.get("CPU", 0.0))
+        stop = StopSignal()
         try:
+            stop.install()
             tracker = make_tracker(config.tracking, folder, config.sft.num_steps)
             try:
                 fleet = await start_sft_fleet(config)
                 try:
-                    return await self._train(fleet, folder, tracker)
+                    return await self._train(fleet, folder, tracker, stop)
                 finally:
                     await fleet.close()
             finally:
                 tracker.close()
         finally:
+            stop.uninstall()
             await asyncio.to_thread(leave_cluster, cluster)
 
-    async def _train(self, fleet: Fleet, folder: RunFolder, tracker: Tracker) -> RunResult:
+    async def _train(self, fleet: Fleet, folder: RunFolder, tracker: Tracker, stop: StopSignal) -> RunResult:
         config = self._config
         stream = PromptStream(load_source(config.dataset), seed=config.run.seed, shuffle=config.dataset.shuffle)
-        stop = StopSignal()
-        stop.install()
+        stop.begin()
         losses: list[float] = []
         metrics: dict[str, float] = {}
         try:

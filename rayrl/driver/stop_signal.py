@@ -1,4 +1,7 @@
-"""Graceful stop on SIGTERM and Ctrl-C: finish the step, save, leave. A second signal leaves at once."""
+"""Graceful stop on SIGTERM and Ctrl-C: finish the step, save, leave. A second signal leaves at once.
+
+So does the first one while the run still starts: there is no step to finish.
+"""
 
 import asyncio
 import signal
@@ -17,6 +20,7 @@ class StopSignal:
         self._event = asyncio.Event()
         self._reason: str | None = None
         self._task: asyncio.Task[object] | None = None
+        self._has_begun = False
 
     @property
     def reason(self) -> str | None:
@@ -33,17 +37,31 @@ class StopSignal:
             _LOGGER.warning("%s again: leaving at once", reason)
             self._task.cancel()
 
+    def begin(self) -> None:
+        """From now on there is a step to finish, and a state to save."""
+        self._has_begun = True
+
     async def wait(self) -> None:
         """Return once a stop is asked for."""
         await self._event.wait()
 
     def install(self) -> None:
-        """Listen to signals for the current task; only in the main thread, where Python delivers them."""
+        """Listen to signals for the current task; only in the main thread, where Python delivers them.
+
+        To be called after Ray was joined, which sets handlers of its own.
+        """
         self._task = asyncio.current_task()
         if threading.current_thread() is threading.main_thread():
             loop = asyncio.get_running_loop()
             for number in _SIGNALS:
-                loop.add_signal_handler(number, self.request, signal.Signals(number).name)
+                loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+
+    def _on_signal(self, name: str) -> None:
+        if self._has_begun or self._task is None:
+            self.request(name)
+        else:
+            _LOGGER.warning("%s before the first step: leaving at once", name)
+            self._task.cancel()
 
     def uninstall(self) -> None:
         """Give the signals back."""
