@@ -128,6 +128,9 @@ class TrainLoop:
                     idle_s=driver.deadlines.generation_s,
                     waiting_for=f"step {self._progress.step + 1} needs {driver.groups_per_step} groups",
                 )
+            except DeadlineExceeded:
+                # What ended the rollout loop, a kind of TimeoutError too: it names its own actor and limit.
+                raise
             except TimeoutError as error:
                 raise DeadlineExceeded(
                     f"{error}; driver.deadlines.generation_s={driver.deadlines.generation_s}; rollout loop: "
