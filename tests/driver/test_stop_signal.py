@@ -15,11 +15,12 @@ async def waiting(stop: StopSignal, *, begun: bool, signals: int) -> str | None:
     try:
         if begun:
             stop.begin()
-        for _ in range(signals):
+        for _ in range(signals - 1):
             os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0.01)
-        async with asyncio.timeout(30):
             await stop.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(30):
+            await (stop.wait() if stop.reason is None else asyncio.Event().wait())
         return stop.reason
     finally:
         stop.uninstall()
