@@ -56,6 +56,8 @@ def _needs_template(config: RunConfig) -> bool:
 
 def _check_model(path: str, needs_template: bool) -> list[str]:
     info = check_model_folder(path)
+    if not info.has_weights:
+        raise ModelError(f"model folder {path!r} has no weights (*.safetensors); import or copy it again")
     if needs_template and not info.has_chat_template:
         raise ModelError(
             f"model {path!r} has no chat template, which prompt_format: chat needs; use a model with one, or set "

@@ -44,6 +44,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with model, data and a config that fits them."""
     shutil.copytree(tiny_model, tmp_path / "model")
+    shutil.copytree(tiny_model, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
     (tmp_path / "sums.jsonl").write_text(json.dumps({"prompt": "1+2=", "answer": "3"}) + "\n", encoding="utf-8")
     (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
@@ -74,6 +75,7 @@ def test_plan_and_files_are_printed_when_all_is_there(folder: Path, capsys: pyte
     ("overrides", "said"),
     [
         (["model.path=nowhere"], ["nowhere"]),
+        (["model.path=bare"], ["'bare' has no weights"]),
         (["rollout.workflow.prompt_format=chat"], ["'model' has no chat template", "prompt_format: text"]),
         (["dataset.path=empty.jsonl"], ["empty"]),
         (["dataset.path=missing.jsonl"], ["missing.jsonl"]),
