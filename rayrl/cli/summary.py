@@ -22,7 +22,11 @@ def summary_rows(result: "RunResult") -> list[tuple[str, str]]:
     """Return label and value of each line; metrics that the run does not have are left out."""
     status = "stopped; go on with --resume auto" if result.status == "stopped" else result.status
     rows = [("status", status), ("steps", str(result.steps))]
-    rows += [(label, f"{result.metrics[name]:.4g}") for label, name in _METRICS.items() if name in result.metrics]
+    metrics = dict(result.metrics)
+    if metrics.get("eval/version", 0) < metrics.get("train/version", 0):
+        # A run that was stopped has no evaluation of its last version: an older one is not "after".
+        metrics.pop("eval/accuracy", None)
+    rows += [(label, f"{metrics[name]:.4g}") for label, name in _METRICS.items() if name in metrics]
     return [*rows, ("run folder", str(result.run_dir))]
 
 

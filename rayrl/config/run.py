@@ -14,7 +14,7 @@ from rayrl.config.driver import DeadlineConfig, DriverConfig, EvalConfig
 from rayrl.config.inference import InferenceConfig
 from rayrl.config.loader import load_section
 from rayrl.config.model import ModelConfig
-from rayrl.config.reward import RewardConfig
+from rayrl.config.reward import RewardConfig, WeightedSumReward
 from rayrl.config.rollout import RolloutConfig
 from rayrl.config.training import TrainingConfig
 
@@ -83,6 +83,13 @@ class TransferConfig(Section):
     """`auto` is nccl if both sides have GPUs, else gloo."""
     bucket_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
     """Size of one broadcast; larger tensors are split."""
+
+
+def _reward_types(reward: RewardConfig) -> set[str]:
+    """Return the type of a reward and of all its terms."""
+    if isinstance(reward, WeightedSumReward):
+        return {kind for term in reward.terms for kind in _reward_types(term.reward)}
+    return {reward.type}
 
 
 class _RunFile(Section):
@@ -159,6 +166,11 @@ class RunConfig(_RunFile):
                 )
         if sampling.temperature == 0:
             raise ValueError("rollout.sampling.temperature=0 samples no variety to learn from; set it above 0")
+        if self.dataset.type != "reasoning_gym" and "reasoning_gym" in _reward_types(self.reward):
+            raise ValueError(
+                f"reward.type=reasoning_gym scores problems of dataset.type=reasoning_gym only, but dataset.type="
+                f"{self.dataset.type}; use exact_match, regex, math or function"
+            )
         context = self.model.max_context
         if context is not None and sampling.max_new_tokens >= context:
             raise ValueError(

@@ -241,3 +241,13 @@ def test_exit_codes_are_distinct_when_they_are_listed() -> None:
 
 def test_failure_text_keeps_every_line_when_a_message_has_several() -> None:
     assert failure_text(ConfigError("two faults:\n  a\n  b")) == "error: two faults:\n  a\n  b"
+
+
+def test_older_accuracy_is_not_called_after_when_the_last_version_was_not_evaluated(tmp_path: Path) -> None:
+    from rayrl.cli.summary import summary_rows
+    from rayrl.driver.result import RunResult
+
+    metrics = {"eval/accuracy": 0.1, "eval/accuracy_before": 0.1, "eval/version": 0.0, "train/version": 25.0}
+    rows = summary_rows(RunResult(status="stopped", steps=25, metrics=metrics, run_dir=tmp_path))
+    assert "accuracy after" not in dict(rows)
+    assert dict(rows)["accuracy before"] == "0.1"

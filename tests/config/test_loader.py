@@ -228,3 +228,14 @@ def test_config_survives_its_own_dump_when_it_is_loaded_again(config_file: Path,
     again.write_text(config.model_dump_json(), encoding="utf-8")
 
     assert load_section(RunConfig, again) == config
+
+
+def test_reward_of_reasoning_gym_is_refused_for_other_datasets_also_as_a_term(config_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reward\.type=reasoning_gym scores problems of dataset\.type=reasoning_gym"):
+        RunConfig.load(
+            config_file,
+            [
+                "dataset={type: arithmetic}",
+                "reward={type: weighted_sum, terms: [{name: a, reward: {type: reasoning_gym}}]}",
+            ],
+        )
