@@ -3,7 +3,6 @@
 Called in a worker process: the driver never holds tokens.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrl.types.arrow import TRAJECTORY_SCHEMA
-from rayrl.utils.atomic_file import sync_folder
+from rayrl.utils.atomic_file import atomic_writer
 
 
 def rollout_path(folder: str | Path, step: int) -> Path:
@@ -27,19 +26,10 @@ def write_rollouts(path: str | Path, batches: Sequence[pa.RecordBatch | pa.Table
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            with pq.ParquetWriter(file, TRAJECTORY_SCHEMA, compression="zstd") as writer:
-                for batch in batches:
-                    writer.write(batch)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(target.parent)
+    with atomic_writer(target) as file:
+        with pq.ParquetWriter(file, TRAJECTORY_SCHEMA, compression="zstd") as writer:
+            for batch in batches:
+                writer.write(batch)
     return target
 
 

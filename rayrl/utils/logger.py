@@ -1,7 +1,6 @@
 """The project's logger: every line carries component and rank."""
 
 import logging
-import os
 import sys
 from typing import Any
 
@@ -45,8 +44,3 @@ def setup_logging(level: str = "INFO") -> None:
     handler.addFilter(_ContextFilter())
     root.addHandler(handler)
     root.propagate = False
-
-
-def process_label() -> str:
-    """Return a short name of this process for error messages."""
-    return f"pid {os.getpid()}"
