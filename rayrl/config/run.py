@@ -9,14 +9,18 @@ from pydantic import Field, model_validator
 
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.config.base import Section
+from rayrl.config.checkpoint import CheckpointConfig
 from rayrl.config.dataset import DatasetConfig
 from rayrl.config.driver import DeadlineConfig, DriverConfig, EvalConfig
 from rayrl.config.inference import InferenceConfig
 from rayrl.config.loader import load_section
 from rayrl.config.model import ModelConfig
+from rayrl.config.placement import PlacementConfig
 from rayrl.config.reward import RewardConfig, WeightedSumReward
 from rayrl.config.rollout import RolloutConfig
+from rayrl.config.tracking import TrackingConfig
 from rayrl.config.training import TrainingConfig
+from rayrl.config.transfer import TransferConfig
 
 
 class RunSection(Section):
@@ -28,61 +32,6 @@ class RunSection(Section):
     """Folder of all runs; everything that a run writes lies below its own folder there."""
     seed: int = Field(default=1, ge=0)
     """Seed of data order, sampling and initialisation."""
-
-
-class CheckpointConfig(Section):
-    """When checkpoints are written and how many are kept."""
-
-    every: int = Field(default=0, ge=0)
-    """Steps between checkpoints; 0 writes one at the end only."""
-    keep_last: int = Field(default=2, gt=0)
-    """Older ones are removed once a newer one is complete."""
-    at_end: bool = True
-    """Write one after the last step and when the run is stopped."""
-    export_hf: bool = True
-    """Write the final weights as a model folder (safetensors and tokenizer) below the run's folder."""
-
-
-class WandbConfig(Section):
-    """Weights & Biases; needs `pip install 'rayrl[wandb]'`."""
-
-    project: str = "rayrl"
-    """Project name."""
-    entity: str | None = None
-    """Team or user; the default of the account when empty."""
-    mode: Literal["auto", "online", "offline"] = "auto"
-    """`auto` is online with a key and offline without one."""
-
-
-class TrackingConfig(Section):
-    """Where metrics go."""
-
-    sinks: tuple[Literal["console", "jsonl", "wandb"], ...] = ("console", "jsonl")
-    """Sinks of metrics; `jsonl` is `metrics.jsonl` in the run's folder."""
-    wandb: WandbConfig = WandbConfig()
-    """Settings of the wandb sink."""
-    rollout_log: bool = True
-    """Write every consumed trajectory to Parquet files in the run's folder."""
-
-
-class PlacementConfig(Section):
-    """How worker groups share the cluster."""
-
-    mode: Literal["disaggregated", "colocated"] = "disaggregated"
-    """Training and inference in bundles of their own, or engine i in the bundle of training worker i."""
-    strategy: Literal["PACK", "SPREAD", "STRICT_PACK"] = "PACK"
-    """Ray's placement strategy of each group."""
-    rollout_cpus: float = Field(default=0.0, ge=0)
-    """Logical CPUs of one rollout worker; 0, since it mostly waits and must not starve what it coordinates."""
-
-
-class TransferConfig(Section):
-    """How weights move from training to inference."""
-
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """`auto` is nccl if both sides have GPUs, else gloo."""
-    bucket_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
-    """Size of one broadcast; larger tensors are split."""
 
 
 def _reward_types(reward: RewardConfig) -> set[str]:

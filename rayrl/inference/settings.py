@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rayrl.config.inference import InferenceConfig
 from rayrl.config.model import ModelConfig
-from rayrl.config.run import TransferConfig
+from rayrl.config.transfer import TransferConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rayrl.config.run import TrackingConfig
+from rayrl.config.tracking import TrackingConfig
 from rayrl.errors import ConfigError
 from rayrl.tracking.console_sink import ConsoleSink
 from rayrl.tracking.jsonl_sink import JsonlSink

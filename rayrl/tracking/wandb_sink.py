@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 
 import yaml
 
-from rayrl.config.run import WandbConfig
+from rayrl.config.tracking import WandbConfig
 from rayrl.errors import ConfigError
 from rayrl.tracking.run_folder import RunFolder
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.config.model import ModelConfig
-from rayrl.config.run import TransferConfig
 from rayrl.config.training import TrainingConfig
+from rayrl.config.transfer import TransferConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 
 from rayrl.config.inference import InferenceConfig, ScriptedEngine, TransformersEngine
 from rayrl.config.model import ModelConfig
-from rayrl.config.run import TransferConfig
+from rayrl.config.transfer import TransferConfig
 from rayrl.errors import EngineError, TransferError
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.lifecycle import EngineState

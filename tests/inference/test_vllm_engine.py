@@ -12,7 +12,7 @@ import torch
 
 from rayrl.config.inference import InferenceConfig, VllmEngine
 from rayrl.config.model import ModelConfig
-from rayrl.config.run import TransferConfig
+from rayrl.config.transfer import TransferConfig
 from rayrl.errors import EngineError
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.lifecycle import EngineState

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rayrl.config.run import TrackingConfig
+from rayrl.config.tracking import TrackingConfig
 from rayrl.tracking.console_sink import ConsoleSink, format_duration
 from rayrl.tracking.curve import sparkline
 from rayrl.tracking.jsonl_sink import JsonlSink, read_rows, read_series

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrl.config.run import TrackingConfig
+from rayrl.config.tracking import TrackingConfig
 from rayrl.errors import ConfigError
 from rayrl.tracking.registry import check_sinks
 from rayrl.tracking.wandb_sink import resolve_mode
@@ -18,7 +18,7 @@ URL = "https://api.wandb.ai"
 SMOKE = """
 import json, os, sys
 from pathlib import Path
-from rayrl.config.run import TrackingConfig
+from rayrl.config.tracking import TrackingConfig
 from rayrl.tracking.registry import make_tracker
 from rayrl.tracking.run_folder import RunFolder
 

@@ -9,9 +9,9 @@ import torch
 
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.config.model import ModelConfig
-from rayrl.config.run import TransferConfig
 from rayrl.config.training import FsdpEngine as EngineConfig
 from rayrl.config.training import OptimizerConfig, ParallelConfig, TrainingConfig
+from rayrl.config.transfer import TransferConfig
 from rayrl.training.batch import TrainBatch, batch_from_arrow
 from rayrl.training.fsdp_engine import FsdpEngine
 from rayrl.training.losses import batch_advantages
