@@ -18,6 +18,7 @@ from rayrl.config.model import ModelConfig
 from rayrl.config.placement import PlacementConfig
 from rayrl.config.reward import RewardConfig, WeightedSumReward
 from rayrl.config.rollout import RolloutConfig
+from rayrl.config.supervision import SupervisionConfig
 from rayrl.config.tracking import TrackingConfig
 from rayrl.config.training import TrainingConfig
 from rayrl.config.transfer import TransferConfig
@@ -87,6 +88,8 @@ class RunConfig(_RunFile):
     """Placement."""
     transfer: TransferConfig = TransferConfig()
     """Weight transfer."""
+    supervision: SupervisionConfig = SupervisionConfig()
+    """Failures of engines and rollout workers."""
 
     @property
     def samples_per_step(self) -> int:
@@ -131,7 +134,19 @@ class RunConfig(_RunFile):
                 f"placement.mode=colocated puts one engine beside each training worker, but inference.num_engines="
                 f"{self.inference.num_engines} and training.parallel.data={self.training.parallel.data}"
             )
+        self._check_engine_counts()
         return self
+
+    def _check_engine_counts(self) -> None:
+        count, supervision = self.inference.num_engines, self.supervision
+        if supervision.min_engines > count:
+            raise ValueError(
+                f"supervision.min_engines={supervision.min_engines} is more than inference.num_engines={count}"
+            )
+        if supervision.max_engines is not None and supervision.max_engines < count:
+            raise ValueError(
+                f"supervision.max_engines={supervision.max_engines} is less than inference.num_engines={count}"
+            )
 
 
 class SFTSection(Section):
