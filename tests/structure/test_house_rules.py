@@ -23,7 +23,7 @@ TEXT_SUFFIXES = {".py", ".md", ".yaml", ".toml", ".txt", ".sh", ""}
 def text_files(root: Path) -> list[Path]:
     """Return the text files of the project, environments and outputs left out."""
     folders = ("rayrl", "tests", "jobs", "benchmarks", "configs", "docs", ".ci")
-    files = [path for path in root.iterdir() if path.is_file()]
+    files = [path for path in root.iterdir() if path.is_file() and path.name != ".git"]
     files += [path for folder in folders for path in (root / folder).rglob("*") if path.is_file()]
     return [path for path in files if path.suffix in TEXT_SUFFIXES and "__pycache__" not in path.parts]
 
