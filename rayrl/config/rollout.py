@@ -1,10 +1,33 @@
 """How episodes are run and sampled."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayrl.config.base import Section
+
+
+class GuidedConfig(Section):
+    """Guided decoding: exactly one of these."""
+
+    json_schema: str | None = None
+    """A JSON schema, as text."""
+    regex: str | None = None
+    """A regular expression for the whole completion."""
+    choice: tuple[str, ...] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A context-free grammar in EBNF."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("json_schema", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"guided takes exactly one of json_schema, regex, choice and grammar; given: "
+                f"{', '.join(given) or 'none'}"
+            )
+        return self
 
 
 class SamplingConfig(Section):
@@ -20,10 +43,31 @@ class SamplingConfig(Section):
     """For evaluation; training refuses anything but 0 (all tokens)."""
     min_new_tokens: int = Field(default=0, ge=0)
     """No stop token before this many tokens. Training refuses anything but 0, as for `top_p`."""
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Off the logits of tokens that the completion has already; for evaluation with vLLM, as for `top_p`."""
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """The same, as often as the completion has the token."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Divides positive logits of tokens that came before, and multiplies negative ones; as for `presence_penalty`."""
+    guided: GuidedConfig | None = None
+    """What a completion must look like; for evaluation with vLLM."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end a completion, besides the model's own."""
+
+
+NEUTRAL_SAMPLING: dict[str, Any] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_new_tokens": 0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "guided": None,
+}
+"""Fields of `SamplingConfig` that change the distribution in ways that training does not repeat, and their neutral
+values: the only ones that training data may be sampled with."""
 
 
 class SingleTurnWorkflow(Section):

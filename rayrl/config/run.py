@@ -17,7 +17,7 @@ from rayrl.config.loader import load_section
 from rayrl.config.model import ModelConfig
 from rayrl.config.placement import PlacementConfig
 from rayrl.config.reward import RewardConfig, WeightedSumReward
-from rayrl.config.rollout import RolloutConfig
+from rayrl.config.rollout import NEUTRAL_SAMPLING, RolloutConfig
 from rayrl.config.supervision import SupervisionConfig
 from rayrl.config.tracking import TrackingConfig
 from rayrl.config.training import TrainingConfig
@@ -109,8 +109,8 @@ class RunConfig(_RunFile):
                 f"training.parallel.data={self.training.parallel.data} workers; every worker needs at least one"
             )
         sampling = self.rollout.sampling
-        for name, neutral in (("top_p", 1.0), ("top_k", 0), ("min_new_tokens", 0)):
-            value = {"top_p": sampling.top_p, "top_k": sampling.top_k, "min_new_tokens": sampling.min_new_tokens}[name]
+        for name, neutral in NEUTRAL_SAMPLING.items():
+            value = sampling.model_dump()[name]
             if value != neutral:
                 raise ValueError(
                     f"rollout.sampling.{name}={value} would give logprobs that training cannot reproduce; "

@@ -4,7 +4,6 @@ Supported: vLLM 0.32. A new release is added after the vLLM tests have passed wi
 in `RequestHandle` that are not public, the statistics in `Counters`, and the weight update calls in `vllm_engine`.
 """
 
-import gc
 import hashlib
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -16,7 +15,7 @@ from rayrl.config.model import ModelConfig
 from rayrl.errors import EngineError
 from rayrl.inference.engine import RequestRefused
 from rayrl.inference.vllm_plugin import BACKEND, OWNER, check_registered
-from rayrl.types.sampling import SamplingParams
+from rayrl.types.sampling import GuidedDecoding, SamplingParams
 
 MIN_VERSION, BELOW_VERSION = (0, 32), (0, 33)
 _INSTALL = (
@@ -26,6 +25,8 @@ _INSTALL = (
 _CPU_KV_CACHE_BYTES = 1 << 30
 _CPU_BATCHED_TOKENS = 2048
 _MAX_SEED = 1 << 63
+TEMPERATURES = (0.01, 2.0)
+"""vLLM raises smaller ones to 0.01 and refuses larger ones."""
 
 
 def require_vllm() -> str:
@@ -173,9 +174,13 @@ def stop_engine(engine: Any, timeout_s: float) -> None:
     """End vLLM's processes, by force those that do not leave in time."""
     if engine is not None:
         engine.shutdown(timeout=timeout_s)
+        # Its finaliser shuts down once more; while the interpreter leaves, that would raise. vllm 0.32.
+        engine.shutdown = _do_nothing
     end_processes()
-    # Collected now: later, while the interpreter leaves, its finaliser would raise.
-    gc.collect()
+
+
+def _do_nothing(timeout: float | None = None) -> None:
+    pass
 
 
 def end_processes() -> None:
@@ -210,11 +215,26 @@ def sampling_params(params: SamplingParams, *, num_prompt: int, max_context: int
             stop=list(params.stop) or None,
             detokenize=bool(params.stop),
             seed=None if params.seed is None else _seed(params.seed),
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            structured_outputs=None if params.guided is None else _structured_outputs(params.guided),
             logprobs=0,
             output_kind=RequestOutputKind.DELTA,
         )
     except ValueError as error:
         raise RequestRefused(f"vLLM refuses the sampling parameters: {error}") from error
+
+
+def _structured_outputs(guided: GuidedDecoding) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(
+        json=guided.json_schema,
+        regex=guided.regex,
+        choice=None if guided.choice is None else list(guided.choice),
+        grammar=guided.grammar,
+    )
 
 
 class RequestHandle:

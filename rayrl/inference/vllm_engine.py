@@ -188,6 +188,9 @@ class VllmInferenceEngine:
             max_context=context_limit(model),
             vocab_size=empty.get_input_embeddings().num_embeddings,
             can_decode=True,
+            can_penalize=True,
+            can_guide=True,
+            temperatures=vllm_api.TEMPERATURES,
         )
 
     def _accept(self, request: GenerationRequest) -> Any:

@@ -89,6 +89,8 @@ class EngineSampler:
                 last_error = error
                 failed.add(engine)
                 attempt += 1
+                if not params.can_continue:
+                    chunks.clear()
                 _LOGGER.warning("request goes on elsewhere with %d tokens: %s", _num_tokens(chunks), error)
             finally:
                 self._router.release(engine)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rayrl.config.model import ModelConfig
 from rayrl.config.reward import RewardConfig
 from rayrl.config.rollout import RolloutConfig, SamplingConfig
-from rayrl.types.sampling import SamplingParams
+from rayrl.types.sampling import GuidedDecoding, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,4 +29,8 @@ def sampling_params(config: SamplingConfig) -> SamplingParams:
         min_new_tokens=config.min_new_tokens,
         stop=config.stop,
         stop_token_ids=config.stop_token_ids,
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
+        repetition_penalty=config.repetition_penalty,
+        guided=None if config.guided is None else GuidedDecoding(**config.guided.model_dump()),
     )

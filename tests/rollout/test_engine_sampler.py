@@ -7,7 +7,7 @@ from fakes import FakeEngine, chunk, finished
 
 from rayrl.errors import ActorError, EngineError
 from rayrl.rollout.engine_sampler import EngineSampler
-from rayrl.types.sampling import RequestFailure, SamplingParams
+from rayrl.types.sampling import GuidedDecoding, RequestFailure, SamplingParams
 from rayrl.types.trajectory import VersionSpan
 
 PARAMS = SamplingParams(max_new_tokens=8)
@@ -47,6 +47,21 @@ async def test_request_goes_on_elsewhere_with_its_tokens_when_the_engine_fails()
     continued = second.calls[0][0]
     assert continued.prompt_tokens == (1, 2, 5, 6)
     assert continued.params.max_new_tokens == 6
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "special",
+    [{"presence_penalty": 0.5}, {"repetition_penalty": 1.1}, {"guided": GuidedDecoding(regex="a*")}, {"stop": ("x",)}],
+)
+async def test_request_starts_over_elsewhere_when_its_parameters_look_at_the_whole_completion(special) -> None:
+    first = FakeEngine([[chunk((5, 6), version=1)], ActorError("engine a died")])
+    second = FakeEngine([[finished("", (7, 0), version=2)]])
+
+    completion = await sampler(a=first, b=second).sample([1, 2], SamplingParams(max_new_tokens=8, **special))
+
+    assert (completion.tokens, completion.spans) == ((7, 0), (VersionSpan(start=0, end=2, version=2),))
+    assert (second.calls[0][0].prompt_tokens, second.calls[0][0].params.max_new_tokens) == ((1, 2), 8)
 
 
 @pytest.mark.asyncio
