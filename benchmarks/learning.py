@@ -1,0 +1,66 @@
+"""Does each preset learn? Every preset trains the quickstart task from one warm start; held-out accuracy before, after.
+
+    python benchmarks/learning.py --presets grpo,dapo --seeds 1,2 --steps 100
+
+Prints a markdown table of all that is measured. A row that is measured already is not run again.
+"""
+
+import argparse
+from pathlib import Path
+
+from quickstart_study import TARGET, Row, RowKey, Study
+
+from rayrl.config.presets import PRESETS
+
+SETTINGS: dict[str, tuple[str, ...]] = {}
+"""What a preset sets beyond the recipe of the quickstart, where the field's practice differs."""
+EVERY = 20
+
+
+def key(preset: str, seed: int, steps: int, extra: tuple[str, ...] = ()) -> RowKey:
+    """Return the row of a preset."""
+    overrides = (f"algorithm.preset={preset}", f"evaluation.every={EVERY}", *SETTINGS.get(preset, ()), *extra)
+    return RowKey(name=preset, seed=seed, steps=steps, overrides=overrides)
+
+
+def table(rows: list[Row]) -> str:
+    """Return rows as markdown."""
+    lines = [
+        f"| preset | seed | steps | beyond the recipe | before | after | {TARGET} at step | mean age | s | CPU s |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        own = ", ".join(f"`{text.removeprefix('algorithm.')}`" for text in row.key.overrides[2:]) or "–"
+        age = row.means["staleness/trajectory_age_mean"]
+        lines.append(
+            f"| `{row.key.name}` | {row.key.seed} | {row.key.steps} | {own} | {row.before:.3f} | {row.after:.3f} | "
+            f"{'–' if row.reached is None else row.reached} | {age:.1f} | {row.seconds:.0f} | {row.cpu_s:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run what is missing and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", default=",".join(PRESETS), help="names, by comma; all by default")
+    parser.add_argument("--seeds", default="1", help="run.seed of each row, by comma")
+    parser.add_argument("--steps", type=int, default=100, help="training steps of a row: the budget")
+    parser.add_argument("--set", action="append", default=[], help="a further override, for all rows")
+    parser.add_argument("--folder", type=Path, default=Path("runs/study"), help="warm start and results")
+    parser.add_argument("--table", action="store_true", help="print what is measured and run nothing")
+    arguments = parser.parse_args()
+    presets = arguments.presets.split(",")
+    unknown = sorted(set(presets) - set(PRESETS))
+    if unknown:
+        parser.error(f"no preset {', '.join(unknown)}; there are {', '.join(PRESETS)}")
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    keys = [key(preset, seed, arguments.steps, tuple(arguments.set)) for seed in seeds for preset in presets]
+    study = Study(arguments.folder.resolve(), "learning.jsonl")
+    if not arguments.table:
+        study.run_missing(keys)
+    found = [study.find(wanted) for preset in presets for wanted in keys if wanted.name == preset]
+    print(table([row for row in found if row is not None]))
+
+
+if __name__ == "__main__":
+    main()
