@@ -7,10 +7,9 @@ from pydantic import Field
 from rayrl.config.base import Section
 
 
-class FsdpEngine(Section):
-    """FSDP2 (`fully_shard`) of torch; with one rank the model is not sharded."""
+class EngineOptions(Section):
+    """What all training engines have."""
 
-    type: Literal["fsdp"]
     autocast: Literal["none", "bfloat16"] = "none"
     """Data type of the matrix products; master weights, logprobs and losses stay float32."""
     activation_checkpointing: bool = False
@@ -21,6 +20,12 @@ class FsdpEngine(Section):
     """Compute the prompt of a group once for all its samples, where the model allows it and it is cheaper."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention kernel of transformers."""
+
+
+class FsdpEngine(EngineOptions):
+    """FSDP2 (`fully_shard`) of torch; with one rank the model is not sharded."""
+
+    type: Literal["fsdp"]
 
 
 class ParallelConfig(Section):

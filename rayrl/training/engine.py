@@ -5,12 +5,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from rayrl.config.model import ModelConfig
+from rayrl.config.training import TrainingConfig
 from rayrl.infra.buckets import TensorSpec
 from rayrl.training.batch import FloatArray, TrainBatch
 from rayrl.training.losses import LossFunction
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainEngineSettings:
+    """What one rank of a training engine is made from; the same on all ranks but for `rank`."""
+
+    model: ModelConfig
+    """The model; its path must be absolute where the working directory may differ."""
+    training: TrainingConfig
+    """Engine, layout, optimizer and schedule."""
+    rank: int
+    world_size: int
+    """With more than one rank the default process group must exist and have this size."""
+    temperature: float
+    """Logits are divided by it."""
+    num_steps: int
+    """Optimizer steps of the whole run, for the schedule."""
+    device: "torch.device"
+    with_reference: bool = False
+    """Make the reference policy too: the weights that training starts from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +71,8 @@ class EngineStatus:
 class TrainEngine(Protocol):
     """A model with its optimizer on a group of ranks. All methods are collective: every rank calls them alike.
 
-    Every rank is given the whole batch and processes its share.
+    Made by `registry.make_train_engine`, which loads the model; ready when it is made. Every rank is given the whole
+    batch and processes its share.
     """
 
     def train_step(self, batch: TrainBatch, loss_fn: LossFunction) -> StepResult:
@@ -57,6 +81,10 @@ class TrainEngine(Protocol):
 
     def forward_logprobs(self, batch: TrainBatch, *, reference: bool = False) -> FloatArray:
         """Return [sum T] logprobs of the loss-carrying tokens, 0 elsewhere, by the policy or the reference."""
+        ...
+
+    def gradients(self, batch: TrainBatch, loss_fn: LossFunction) -> "dict[str, Tensor]":
+        """Return the whole gradient of a step by weight name, before clipping, without making the step."""
         ...
 
     def weight_specs(self, dtype: str) -> tuple[TensorSpec, ...]:

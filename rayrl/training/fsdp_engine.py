@@ -5,24 +5,21 @@ forward, loss, backward ─> sum of the metrics over ranks and global gradient n
 or skip it if loss or norm are not finite.
 """
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rayrl.config.model import ModelConfig
-from rayrl.config.training import TrainingConfig
 from rayrl.infra.buckets import TensorSpec
 from rayrl.models.export import export_hf_folder
 from rayrl.models.loading import load_causal_lm
 from rayrl.training import attention, state
 from rayrl.training.batch import FloatArray, TrainBatch
 from rayrl.training.collate import MicroBatch, collate
-from rayrl.training.engine import EngineStatus, StepResult
+from rayrl.training.engine import EngineStatus, StepResult, TrainEngineSettings
+from rayrl.training.forward import attention_cost, loss_view, not_finite, skipped_step
 from rayrl.training.logprobs import HeadSettings
 from rayrl.training.losses import LossFunction, LossView
 from rayrl.training.micro_batches import plan_micro_batches
@@ -37,36 +34,26 @@ from rayrl.utils.logger import get_logger
 class FsdpEngine:
     """Implements `TrainEngine`. With more than one rank the default process group must exist."""
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        training: TrainingConfig,
-        *,
-        rank: int,
-        world_size: int,
-        temperature: float,
-        num_steps: int,
-        device: torch.device,
-        with_reference: bool = False,
-    ) -> None:
-        self._model_config = model
+    def __init__(self, settings: TrainEngineSettings) -> None:
+        training = settings.training
+        self._model_config = settings.model
         self._training = training
-        self._rank = rank
-        self._world_size = world_size
-        self._num_steps = num_steps
-        self._device = device
-        self._log = get_logger("train", rank)
+        self._rank = settings.rank
+        self._world_size = settings.world_size
+        self._num_steps = settings.num_steps
+        self._device = settings.device
+        self._log = get_logger("train", settings.rank)
         self._product_dtype = torch.bfloat16 if training.engine.autocast == "bfloat16" else torch.float32
         self._head = HeadSettings(
-            temperature=temperature,
+            temperature=settings.temperature,
             chunk_tokens=training.engine.logprob_chunk_tokens,
             product_dtype=self._product_dtype,
         )
-        self._mesh = make_mesh(device, world_size)
+        self._mesh = make_mesh(settings.device, settings.world_size)
         self._policy = self._load()
-        self._reference = self._load().requires_grad_(False) if with_reference else None
+        self._reference = self._load().requires_grad_(False) if settings.with_reference else None
         self._share_prompts = training.engine.share_prompts and can_share_prompts(self._policy.lm)
-        self._attention_cost = _attention_cost(self._policy)
+        self._attention_cost = attention_cost(self._policy)
         self._weights = weights_of(self._policy)
         self._optimizer = make_optimizer(self._weights.items(), training.optimizer)
         self._optimizer_steps = 0
@@ -76,7 +63,7 @@ class FsdpEngine:
         lr = self._training.optimizer.lr * lr_factor(self._optimizer_steps, self._training.schedule, self._num_steps)
         counts = batch.loss_counts
         if counts.sum() == 0:
-            return _skipped("no token of the step carries loss", lr=lr)
+            return skipped_step("no token of the step carries loss", lr=lr)
         denominator = loss_fn.denominator(counts)
         loss = torch.zeros((), device=self._device)
         sums: dict[str, Tensor] = {}
@@ -97,7 +84,7 @@ class FsdpEngine:
             dist.all_reduce(values, op=dist.ReduceOp.SUM, group=self._mesh.get_group("data"))
         loss_value, num_processed, *sum_values, norm_value = torch.cat([values, norm[None]]).tolist()
         named = dict(zip(names, sum_values, strict=True))
-        reason = _not_finite(loss_value, norm_value, named)
+        reason = not_finite(loss_value, norm_value, named)
         if reason is None:
             self._update(lr, norm)
         else:
@@ -207,25 +194,7 @@ class FsdpEngine:
 
     def _view(self, micro: MicroBatch, batch: TrainBatch, with_entropy: bool) -> LossView:
         logprobs, entropy = self._forward(self._policy, micro, with_entropy)
-        sampler = micro.take(batch.logprobs)
-        assert sampler is not None, "sampler logprobs are always there"
-        return LossView(
-            logprobs=micro.spread(logprobs),
-            entropy=None if entropy is None else micro.spread(entropy),
-            sampler_logprobs=sampler,
-            proximal_logprobs=micro.take(batch.proximal_logprobs),
-            ref_logprobs=micro.take(batch.ref_logprobs),
-            advantages=self._advantages(micro, batch),
-            loss_mask=micro.loss_mask,
-        )
-
-    def _advantages(self, micro: MicroBatch, batch: TrainBatch) -> Tensor | None:
-        if batch.advantages is None:
-            return None
-        chosen = batch.advantages[micro.trajectories.cpu().numpy()].astype(np.float32)
-        values = torch.zeros(micro.loss_mask.shape[0])
-        values[: len(chosen)] = torch.from_numpy(chosen)
-        return values.to(self._device)[:, None]
+        return loss_view(micro, batch, logprobs, entropy)
 
     def _grad_norm(self) -> Tensor:
         grads = [weight.grad for weight in self._weights.values() if weight.grad is not None]
@@ -236,29 +205,3 @@ class FsdpEngine:
         set_lr(self._optimizer, lr)
         self._optimizer.step()
         self._optimizer_steps += 1
-
-
-def _attention_cost(model: PolicyModel) -> float:
-    """Return `row_cost`'s time of one pair of tokens: 4 width per layer, over 2 operations per weight of the blocks."""
-    config = model.lm.config
-    head_width = config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
-    per_pair = 4 * config.num_hidden_layers * config.num_attention_heads * head_width
-    per_token = 2 * sum(weight.numel() for layer in model.layers() for weight in layer.parameters())
-    return per_pair / max(per_token, 1)
-
-
-def _not_finite(loss: float, norm: float, sums: dict[str, float]) -> str | None:
-    """Return what is not finite, with the sums that are not; None if loss and norm are finite."""
-    bad = [
-        f"{name} is {value}" for name, value in (("loss", loss), ("gradient norm", norm)) if not math.isfinite(value)
-    ]
-    if not bad:
-        return None
-    causes = [name for name, value in sums.items() if not math.isfinite(value)]
-    return ", ".join(bad) + (f" (also not finite: {', '.join(causes)})" if causes else "")
-
-
-def _skipped(reason: str, lr: float) -> StepResult:
-    return StepResult(
-        skipped=True, reason=reason, loss=0.0, grad_norm=0.0, lr=lr, sums={"num_tokens": 0.0}, num_processed_tokens=0
-    )

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from rayrl.infra.collective_group import Backend, CollectiveGroup, HostedRendezvous, RendezvousAddress
     from rayrl.infra.weight_transfer import WeightManifest
     from rayrl.training.batch import TrainBatch
-    from rayrl.training.engine import EngineStatus, StepResult
-    from rayrl.training.fsdp_engine import FsdpEngine
+    from rayrl.training.engine import EngineStatus, StepResult, TrainEngine
 
 _RENDEZVOUS_TIMEOUT_S = 120.0
 
@@ -41,7 +40,7 @@ class TrainWorker:
         self._world_size = world_size
         self._settings = settings
         self._log = get_logger("train", rank)
-        self._engine: FsdpEngine | None = None
+        self._engine: TrainEngine | None = None
         self._training_rendezvous: HostedRendezvous | None = None
         self._transfer_rendezvous: HostedRendezvous | None = None
         self._transfer_group: CollectiveGroup | None = None
@@ -61,7 +60,8 @@ class TrainWorker:
         """Join the training group and load the model. ModelError if it cannot be loaded."""
         import torch
 
-        from rayrl.training.fsdp_engine import FsdpEngine
+        from rayrl.training.engine import TrainEngineSettings
+        from rayrl.training.registry import make_train_engine
 
         settings = self._settings
         device = torch.device("cuda", 0) if settings.training.gpus_per_worker > 0 else torch.device("cpu")
@@ -71,15 +71,17 @@ class TrainWorker:
             self._join_training_group(address, device.type)
         torch.manual_seed(settings.seed + self._rank)
         start = time.monotonic()
-        self._engine = FsdpEngine(
-            settings.model,
-            settings.training,
-            rank=self._rank,
-            world_size=self._world_size,
-            temperature=settings.temperature,
-            num_steps=settings.num_steps,
-            device=device,
-            with_reference=settings.algorithm is not None and settings.algorithm.kl.coef > 0,
+        self._engine = make_train_engine(
+            TrainEngineSettings(
+                model=settings.model,
+                training=settings.training,
+                rank=self._rank,
+                world_size=self._world_size,
+                temperature=settings.temperature,
+                num_steps=settings.num_steps,
+                device=device,
+                with_reference=settings.algorithm is not None and settings.algorithm.kl.coef > 0,
+            )
         )
         self._log.info("model %s is loaded (%.1f s)", settings.model.path, time.monotonic() - start)
 
@@ -213,7 +215,7 @@ class TrainWorker:
                 rendezvous.close()
 
     @property
-    def _ready_engine(self) -> "FsdpEngine":
+    def _ready_engine(self) -> "TrainEngine":
         if self._engine is None:
             raise EngineError(f"training rank {self._rank} is not set up; call setup first")
         return self._engine

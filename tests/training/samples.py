@@ -13,8 +13,9 @@ from rayrl.config.training import FsdpEngine as EngineConfig
 from rayrl.config.training import OptimizerConfig, ParallelConfig, TrainingConfig
 from rayrl.config.transfer import TransferConfig
 from rayrl.training.batch import TrainBatch, batch_from_arrow
-from rayrl.training.fsdp_engine import FsdpEngine
+from rayrl.training.engine import TrainEngine, TrainEngineSettings
 from rayrl.training.losses import batch_advantages
+from rayrl.training.registry import make_train_engine
 from rayrl.training.settings import TrainWorkerSettings
 from rayrl.types.arrow import trajectories_to_batch
 from rayrl.types.prompt import PromptId
@@ -121,19 +122,21 @@ def make_engine(
     temperature: float = 1.0,
     share_prompts: bool = True,
     **options: Any,
-) -> FsdpEngine:
+) -> Any:
     """One rank of an engine on CPU."""
     config = config or training_config()
     engine = config.engine.model_copy(update={"share_prompts": share_prompts})
-    return FsdpEngine(
-        ModelConfig(path=str(folder)),
-        config.model_copy(update={"engine": engine}),
-        rank=rank,
-        world_size=world_size,
-        temperature=temperature,
-        num_steps=100,
-        device=torch.device("cpu"),
-        **options,
+    return make_train_engine(
+        TrainEngineSettings(
+            model=ModelConfig(path=str(folder)),
+            training=config.model_copy(update={"engine": engine}),
+            rank=rank,
+            world_size=world_size,
+            temperature=temperature,
+            num_steps=100,
+            device=torch.device("cpu"),
+            **options,
+        )
     )
 
 
@@ -153,6 +156,6 @@ def worker_settings(folder: Path, **overrides: Any) -> TrainWorkerSettings:
     return TrainWorkerSettings(**(values | overrides))
 
 
-def weights(engine: FsdpEngine) -> dict[str, torch.Tensor]:
+def weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     """A copy of all weights."""
     return {name: tensor.clone() for name, tensor in engine.weight_tensors("float32")}
