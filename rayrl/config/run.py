@@ -129,6 +129,7 @@ class RunConfig(_RunFile):
                 f"rollout.sampling.max_new_tokens={sampling.max_new_tokens} leaves no room for a prompt in "
                 f"model.max_context={context}"
             )
+        self._check_cuda_ipc()
         if self.placement.mode == "colocated" and self.inference.num_engines != self.training.parallel.data:
             raise ValueError(
                 f"placement.mode=colocated puts one engine beside each training worker, but inference.num_engines="
@@ -146,6 +147,16 @@ class RunConfig(_RunFile):
         if supervision.max_engines is not None and supervision.max_engines < count:
             raise ValueError(
                 f"supervision.max_engines={supervision.max_engines} is less than inference.num_engines={count}"
+    def _check_cuda_ipc(self) -> None:
+        if self.transfer.backend != "cuda_ipc":
+            return
+        gpus = (self.training.gpus_per_worker, self.inference.gpus_per_engine)
+        if self.placement.mode != "colocated" or min(gpus) <= 0 or max(gpus) > 1:
+            raise ValueError(
+                f"transfer.backend=cuda_ipc needs an engine on the same GPU as each training worker, but "
+                f"placement.mode={self.placement.mode}, training.gpus_per_worker={gpus[0]:g} and "
+                f"inference.gpus_per_engine={gpus[1]:g}; set placement.mode=colocated and both to at most 1 and "
+                f"above 0, or another transfer.backend"
             )
 
 

@@ -11,7 +11,7 @@ from rayrl.config.run import RunConfig, SFTRunConfig
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.settings import EngineSettings
 from rayrl.infra.actor_group import ActorGroup
-from rayrl.infra.placement_plan import plan_placement, plan_sft_placement
+from rayrl.infra.placement_plan import plan_placement, plan_sft_placement, resolved_transfer
 from rayrl.infra.reservation import Reservation, reserve
 from rayrl.rollout.settings import RolloutSettings
 from rayrl.rollout.worker import RolloutWorker
@@ -138,7 +138,7 @@ def _rl_settings(config: RunConfig, model: ModelConfig) -> TrainWorkerSettings:
         max_new_tokens=config.rollout.sampling.max_new_tokens,
         seed=config.run.seed,
         collective_timeout_s=config.driver.deadlines.step_s,
-        transfer=config.transfer,
+        transfer=resolved_transfer(config),
     )
 
 
@@ -186,7 +186,9 @@ async def _start_inference(
     config: RunConfig, model: ModelConfig, reservation: Reservation, deadlines: DeadlineConfig
 ) -> ActorGroup:
     inference = config.inference
-    settings = EngineSettings(model=model, inference=inference, transfer=config.transfer, seed=config.run.seed)
+    settings = EngineSettings(
+        model=model, inference=inference, transfer=resolved_transfer(config), seed=config.run.seed
+    )
     group = await ActorGroup.spawn(
         "inference",
         EngineActor,

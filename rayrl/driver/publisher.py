@@ -1,7 +1,8 @@
 """Publish weight versions: acts on the state machine of `infra.publication`.
 
     prepare   every engine checks the manifest against its model
-    transfer  training rank 0 broadcasts buckets, engines stage them; generation goes on with the old weights
+    transfer  training rank 0 sends buckets, engines stage them; generation goes on with the old weights. Collective
+              routes run both at once, stored ones one after the other
     verify    each engine's digests against the trainer's
     commit    every engine pauses, loads, resumes; running requests go on with the new weights
 
@@ -19,7 +20,8 @@ from rayrl.config.run import RunConfig
 from rayrl.errors import ActorError, DeadlineExceeded, RayrlError, TransferError
 from rayrl.infra.actor_group import ActorGroup
 from rayrl.infra.placement_plan import transfer_backend
-from rayrl.infra.publication import Publication, PublicationState, verify
+from rayrl.infra.publication import EngineAck, Publication, PublicationState, verify
+from rayrl.infra.weight_route import RouteKind, route_kind
 from rayrl.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ class Publisher:
         self._inference = inference
         self._epoch = 0
         self._seconds = config.driver.deadlines.publication_s
+        self._backend = transfer_backend(config)
+        self._kind = route_kind(self._backend)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -62,22 +66,23 @@ class Publisher:
         return tuple(member.name for member in self._inference.members)
 
     async def connect(self) -> None:
-        """Build the transfer group under the next epoch: training rank 0, then the engines."""
+        """Build the transfer group under the next epoch: training rank 0, then the engines. Stored routes need none."""
+        if self._kind is RouteKind.STORED:
+            return
         self._epoch += 1
         seconds = self._seconds
         phase = f"rendezvous of transfer group, epoch {self._epoch}"
         address = await self._train.call(0, "host_transfer_rendezvous", seconds=seconds, phase=phase)
-        backend = transfer_backend(self._config)
         members = (TRAINER, *self.engines)
         # Ends before the driver's own deadline, so that the error from inside, which names the member, arrives first.
         inner = 0.8 * seconds
         await asyncio.gather(
             self._train.call(
-                0, "join_transfer", address, self._epoch, members, backend, inner, seconds=seconds, phase=phase
+                0, "join_transfer", address, self._epoch, members, self._backend, inner, seconds=seconds, phase=phase
             ),
             self._inference.call_each(
                 "join_transfer",
-                [(address, self._epoch, rank, members, backend, inner) for rank in range(1, len(members))],
+                [(address, self._epoch, rank, members, self._backend, inner) for rank in range(1, len(members))],
                 seconds=seconds,
                 phase=phase,
             ),
@@ -103,6 +108,7 @@ class Publisher:
             "commit", version, seconds=self._seconds, phase=f"publication of version {version}: commit"
         )
         publication.move(PublicationState.DONE)
+        await self._release(version)
         return PublicationRecord(
             version=version,
             digest=hashlib.sha256("".join(digests).encode()).hexdigest()[:32],
@@ -123,12 +129,9 @@ class Publisher:
             manifest: WeightManifest = manifests[0]
             await self._inference.call_all("prepare", manifest, seconds=seconds, phase=f"{name}: prepare")
             publication.move(PublicationState.TRANSFER)
-            sent, acks = await asyncio.gather(
-                self._train.call_all("send_weights", version, seconds=seconds, phase=f"{name}: transfer"),
-                self._inference.call_all("receive", manifest, seconds=seconds, phase=f"{name}: transfer"),
-            )
+            digests, acks = await self._move(manifest, f"{name}: transfer")
             publication.move(PublicationState.VERIFY)
-            verdict = verify(publication, sent[0], acks)
+            verdict = verify(publication, digests, acks)
             if not verdict.ok:
                 faults = "; ".join(f"{engine}: {reason}" for engine, reason in verdict.bad_engines.items())
                 raise TransferError(f"{name} did not arrive as sent: {faults}")
@@ -136,5 +139,28 @@ class Publisher:
             publication.move(PublicationState.ABORTED)
             if not isinstance(error, ActorError):
                 await self._inference.call_all("discard", version, seconds=seconds, phase=f"{name}: discard")
+                await self._release(version)
             raise
-        return manifest, tuple(sent[0])
+        return manifest, digests
+
+    async def _move(self, manifest: "WeightManifest", phase: str) -> tuple[tuple[str, ...], list[EngineAck]]:
+        """Bring the version to all engines; return the digests of the trainer and what each engine acknowledges."""
+        seconds, version = self._seconds, manifest.version
+        # Inside, waits end before the driver's own deadline: their error names the member.
+        inner = 0.8 * seconds
+        if self._kind is RouteKind.COLLECTIVE:
+            sent, acks = await asyncio.gather(
+                self._train.call_all("send_weights", version, seconds=seconds, phase=phase),
+                self._inference.call_all("receive", manifest, (), inner, seconds=seconds, phase=phase),
+            )
+        else:
+            sent = await self._train.call_all("send_weights", version, seconds=seconds, phase=phase)
+            parcels = tuple(answer.parcel for answer in sent if answer is not None)
+            acks = await self._inference.call_all("receive", manifest, parcels, inner, seconds=seconds, phase=phase)
+        return sent[0].digests, acks
+
+    async def _release(self, version: int) -> None:
+        """Let the sender free what it kept for engines that had yet to fetch."""
+        if self._kind is RouteKind.STORED:
+            phase = f"publication of version {version}: release"
+            await self._train.call_all("release_weights", version, seconds=self._seconds, phase=phase)

@@ -10,6 +10,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrl.errors import TransferError
@@ -22,10 +23,11 @@ from rayrl.types.sampling import Chunk, GenerationRequest, RequestFailure
 from rayrl.utils.logger import get_logger, setup_logging
 
 if TYPE_CHECKING:
-    from rayrl.infra.collective_group import Backend, CollectiveGroup
+    from rayrl.infra.collective_group import Backend
     from rayrl.infra.publication import EngineAck
     from rayrl.infra.rendezvous import RendezvousAddress
-    from rayrl.infra.weight_transfer import WeightManifest
+    from rayrl.infra.weight_manifest import WeightManifest
+    from rayrl.infra.weight_route import Parcel, WeightRoute
 
 
 class EngineActor:
@@ -38,7 +40,8 @@ class EngineActor:
         # Engines with the same seed would give the same samples to requests without one.
         self._engine = make_engine(settings, name=self.name, seed=settings.seed * 1_000_003 + index)
         self._staging = Staging(self.name)
-        self._group: CollectiveGroup | None = None
+        self._settings = settings
+        self._route: WeightRoute | None = None
 
     async def ready(self) -> dict[str, Any]:
         """Start the engine; return where it runs."""
@@ -89,9 +92,10 @@ class EngineActor:
     ) -> None:
         """Leave the transfer group of the last epoch and join that of this one."""
         from rayrl.infra.collective_group import CollectiveGroup
+        from rayrl.infra.weight_route import CollectiveRoute
 
-        self._leave_group()
-        self._group = await asyncio.to_thread(
+        self._close_route()
+        group = await asyncio.to_thread(
             CollectiveGroup.join,
             address,
             name=TRANSFER_GROUP,
@@ -101,27 +105,40 @@ class EngineActor:
             backend=backend,
             timeout_s=timeout_s,
         )
+        self._route = CollectiveRoute(group)
 
     async def prepare(self, manifest: "WeightManifest") -> None:
         """Check a manifest against the model. EngineError with the first difference."""
         await self._engine.check_weights([(spec.name, spec.shape, spec.dtype) for spec in manifest.tensors])
         self._staging.prepare(manifest)
 
-    async def receive(self, manifest: "WeightManifest") -> "EngineAck":
-        """Receive the prepared version and stage it; return the digests of what arrived."""
-        from rayrl.infra.publication import EngineAck
-        from rayrl.infra.weight_transfer import receive_weights
+    async def receive(
+        self, manifest: "WeightManifest", parcels: "Sequence[Parcel]" = (), timeout_s: float = 300.0
+    ) -> "EngineAck":
+        """Receive the prepared version and stage it; return the digests of what arrived.
 
-        if self._group is None:
-            raise TransferError(f"engine {self.name} cannot receive version {manifest.version}: it joined no group")
+        What is known here to differ from what was sent is not staged; the digests say so to the driver.
+
+        Args:
+            parcels: what the senders left; none on collective routes.
+            timeout_s: limit of fetching; on collective routes that of the group counts.
+        """
+        from rayrl.infra.publication import EngineAck
+
+        if self._route is None:
+            self._route = self._make_stored_route(manifest.version)
         self._staging.begin(manifest)
         try:
-            tensors, digests = await asyncio.to_thread(receive_weights, self._group, manifest)
+            received = await asyncio.to_thread(self._route.receive, manifest, parcels, timeout_s)
         except BaseException:
             self._staging.failed(manifest)
             raise
-        self._staging.arrived(manifest, tensors)
-        return EngineAck(engine=self.name, version=manifest.version, digests=digests)
+        if received.fault is None:
+            self._staging.arrived(manifest, received.tensors)
+        else:
+            self._logger.error("engine %s refuses version %d: %s", self.name, manifest.version, received.fault)
+            self._staging.failed(manifest)
+        return EngineAck(engine=self.name, version=manifest.version, digests=received.digests)
 
     async def commit(self, version: int) -> None:
         """Use the staged version from the next step on. EngineError if it is not staged."""
@@ -139,13 +156,21 @@ class EngineActor:
 
     async def close(self) -> None:
         """End all requests and free everything."""
-        self._leave_group()
+        self._close_route()
         await self._engine.close()
 
-    def _leave_group(self) -> None:
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+    def _make_stored_route(self, version: int) -> "WeightRoute":
+        from rayrl.infra.route_table import make_stored_route
+
+        try:
+            return make_stored_route(self._settings.transfer, Path(self._settings.model.path))
+        except TransferError as error:
+            raise TransferError(f"engine {self.name} cannot receive version {version}: {error}") from None
+
+    def _close_route(self) -> None:
+        if self._route is not None:
+            self._route.close()
+            self._route = None
 
     async def _feed(
         self, request: GenerationRequest, items: "asyncio.Queue[Chunk | RequestFailure | Exception]"

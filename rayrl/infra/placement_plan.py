@@ -6,10 +6,12 @@ training worker i and engine i. Workers that reserve nothing need no bundle and 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rayrl.config.run import RunConfig, SFTRunConfig
 from rayrl.config.training import TrainingConfig
+from rayrl.config.transfer import TransferConfig
 from rayrl.errors import PlacementError
 
 
@@ -99,7 +101,7 @@ def plan_sft_placement(config: SFTRunConfig) -> PlacementPlan:
     return PlacementPlan(groups=groups, roles=tuple(role for _, role in parts))
 
 
-def transfer_backend(config: RunConfig) -> Literal["gloo", "nccl"]:
+def transfer_backend(config: RunConfig) -> Literal["gloo", "nccl", "object_store", "disk", "cuda_ipc"]:
     """Return the backend of the weight transfer, with `auto` decided.
 
     nccl needs a GPU of its own at each member, so a pair that shares one GPU uses gloo.
@@ -108,6 +110,12 @@ def transfer_backend(config: RunConfig) -> Literal["gloo", "nccl"]:
         return config.transfer.backend
     both = config.training.gpus_per_worker > 0 and config.inference.gpus_per_engine > 0
     return "nccl" if both and config.placement.mode == "disaggregated" else "gloo"
+
+
+def resolved_transfer(config: RunConfig) -> TransferConfig:
+    """Return the transfer section with `auto` decided and the folder absolute: actors run elsewhere."""
+    folder = Path(config.transfer.folder) if config.transfer.folder is not None else config.run_dir / "weights"
+    return config.transfer.model_copy(update={"backend": transfer_backend(config), "folder": str(folder.absolute())})
 
 
 def describe_plan(plan: PlacementPlan) -> str:

@@ -20,8 +20,10 @@ from rayrl.utils.logger import get_logger, setup_logging
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from rayrl.infra.collective_group import Backend, CollectiveGroup, HostedRendezvous, RendezvousAddress
-    from rayrl.infra.weight_transfer import WeightManifest
+    from rayrl.config.transfer import TransferConfig
+    from rayrl.infra.collective_group import Backend, HostedRendezvous, RendezvousAddress
+    from rayrl.infra.weight_manifest import WeightManifest
+    from rayrl.infra.weight_route import SentWeights, WeightRoute
     from rayrl.training.batch import TrainBatch
     from rayrl.training.engine import EngineStatus, StepResult, TrainEngine
 
@@ -43,7 +45,7 @@ class TrainWorker:
         self._engine: TrainEngine | None = None
         self._training_rendezvous: HostedRendezvous | None = None
         self._transfer_rendezvous: HostedRendezvous | None = None
-        self._transfer_group: CollectiveGroup | None = None
+        self._route: WeightRoute | None = None
 
     def ready(self) -> dict[str, Any]:
         """Return node, host and process id."""
@@ -142,10 +144,11 @@ class TrainWorker:
     ) -> None:
         """Leave the transfer group of the last epoch and join that of this one as rank 0. Called on rank 0 only."""
         from rayrl.infra.collective_group import CollectiveGroup
+        from rayrl.infra.weight_route import CollectiveRoute
 
-        if self._transfer_group is not None:
-            self._transfer_group.close()
-        self._transfer_group = CollectiveGroup.join(
+        if self._route is not None:
+            self._route.close()
+        group = CollectiveGroup.join(
             address,
             name=TRANSFER_GROUP,
             epoch=epoch,
@@ -155,35 +158,38 @@ class TrainWorker:
             timeout_s=timeout_s,
             hosted=self._transfer_rendezvous,
         )
+        self._route = CollectiveRoute(group)
 
     def weight_manifest(self, version: int) -> "WeightManifest":
         """Return what `send_weights` will send."""
-        from rayrl.infra.weight_transfer import WeightManifest
+        from rayrl.infra.weight_manifest import WeightManifest
 
-        transfer = self._settings.transfer
-        if transfer is None:
-            raise TransferError("this training worker was made without transfer settings: it publishes no weights")
         return WeightManifest(
             version=version,
             tensors=self._ready_engine.weight_specs(self._settings.model.dtype),
-            bucket_bytes=transfer.bucket_bytes,
+            bucket_bytes=self._transfer.bucket_bytes,
         )
 
-    def send_weights(self, version: int) -> tuple[str, ...]:
-        """Send all weights to the transfer group; rank 0 returns the digest of each bucket, the others nothing.
+    def send_weights(self, version: int) -> "SentWeights | None":
+        """Send all weights on their route; return what was sent, on ranks that send nothing None.
 
         All ranks gather tensors in the same order, on the thread that sends: gathers and broadcasts cannot cross.
         """
-        from rayrl.infra.weight_transfer import send_weights
-
+        manifest = self.weight_manifest(version)
         tensors = self._ready_engine.weight_tensors(self._settings.model.dtype)
-        if self._rank > 0:
+        # Over CUDA IPC each rank has an engine on its own GPU.
+        if self._rank > 0 and self._transfer.backend != "cuda_ipc":
             for _ in tensors:
                 pass
-            return ()
-        if self._transfer_group is None:
-            raise TransferError(f"training rank 0 cannot send version {version}: it joined no transfer group")
-        return send_weights(self._transfer_group, self.weight_manifest(version), tensors)
+            return None
+        if self._route is None:
+            self._route = self._make_stored_route(version)
+        return self._route.send(manifest, tensors)
+
+    def release_weights(self, version: int) -> None:
+        """Free what was kept for engines that had yet to fetch this version."""
+        if self._route is not None:
+            self._route.release(version)
 
     def save(self, folder: str) -> None:
         """Write the training state."""
@@ -205,14 +211,29 @@ class TrainWorker:
         """Leave all groups."""
         import torch.distributed as dist
 
-        if self._transfer_group is not None:
-            self._transfer_group.close()
-            self._transfer_group = None
+        if self._route is not None:
+            self._route.close()
+            self._route = None
         if self._world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
         for rendezvous in (self._transfer_rendezvous, self._training_rendezvous):
             if rendezvous is not None:
                 rendezvous.close()
+
+    @property
+    def _transfer(self) -> "TransferConfig":
+        transfer = self._settings.transfer
+        if transfer is None:
+            raise TransferError("this training worker was made without transfer settings: it publishes no weights")
+        return transfer
+
+    def _make_stored_route(self, version: int) -> "WeightRoute":
+        from rayrl.infra.route_table import make_stored_route
+
+        try:
+            return make_stored_route(self._transfer, Path(self._settings.model.path))
+        except TransferError as error:
+            raise TransferError(f"training rank {self._rank} cannot send version {version}: {error}") from None
 
     @property
     def _ready_engine(self) -> "TrainEngine":

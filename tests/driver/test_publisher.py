@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from rayrl.config.run import RunConfig
+from rayrl.config.transfer import TransferConfig
 from rayrl.driver.publisher import Publisher
 from rayrl.errors import DeadlineExceeded, TransferError
 from rayrl.infra.buckets import TensorSpec
 from rayrl.infra.publication import EngineAck
+from rayrl.infra.weight_route import Parcel, SentWeights
 from rayrl.infra.weight_transfer import WeightManifest
 
 SPECS = (TensorSpec(name="w", shape=(2, 2), dtype="float32"),)
@@ -52,7 +54,10 @@ def config(repo_root: Any) -> RunConfig:
 
 
 def make(
-    config: RunConfig, receive: Callable[..., Any], commit: Callable[..., Any] | None = None
+    config: RunConfig,
+    receive: Callable[..., Any],
+    commit: Callable[..., Any] | None = None,
+    parcel: Parcel | None = None,
 ) -> tuple[Publisher, list[str]]:
     calls: list[str] = []
     train = FakeGroup(
@@ -62,7 +67,7 @@ def make(
         {
             "host_transfer_rendezvous": lambda index: "address",
             "weight_manifest": lambda index, version: WeightManifest(version=version, tensors=SPECS, bucket_bytes=1024),
-            "send_weights": lambda index, version: ("aa", "bb"),
+            "send_weights": lambda index, version: SentWeights(digests=("aa", "bb"), parcel=parcel),
         },
     )
     answers: dict[str, Callable[..., Any]] = {"receive": receive}
@@ -72,7 +77,7 @@ def make(
     return Publisher(config=config, train=train, inference=inference), calls  # type: ignore[arg-type]
 
 
-def good_ack(index: int, manifest: WeightManifest) -> EngineAck:
+def good_ack(index: int, manifest: WeightManifest, *_: Any) -> EngineAck:
     return EngineAck(engine=f"inference-{index}", version=manifest.version, digests=("aa", "bb"))
 
 
@@ -91,7 +96,7 @@ async def test_wrong_digest_aborts_without_commit_and_the_second_try_runs_under_
 ) -> None:
     tries: list[int] = []
 
-    def receive(index: int, manifest: WeightManifest) -> EngineAck:
+    def receive(index: int, manifest: WeightManifest, *_: Any) -> EngineAck:
         tries.append(index)
         digests = ("aa", "xx") if tries == [0, 1] else ("aa", "bb")
         return EngineAck(engine=f"inference-{index}", version=manifest.version, digests=digests)
@@ -108,7 +113,7 @@ async def test_wrong_digest_aborts_without_commit_and_the_second_try_runs_under_
 
 @pytest.mark.asyncio
 async def test_digest_that_stays_wrong_ends_the_run_and_names_engine_and_bucket(config: RunConfig) -> None:
-    def receive(index: int, manifest: WeightManifest) -> EngineAck:
+    def receive(index: int, manifest: WeightManifest, *_: Any) -> EngineAck:
         digests = ("aa", "xx") if index == 1 else ("aa", "bb")
         return EngineAck(engine=f"inference-{index}", version=manifest.version, digests=digests)
 
@@ -127,3 +132,30 @@ async def test_failed_commit_is_not_tried_again(config: RunConfig) -> None:
     with pytest.raises(DeadlineExceeded, match="did not commit"):
         await publisher.publish(1)
     assert [call for call in calls if call.endswith("commit")] == ["inference-0.commit"]
+
+
+@pytest.mark.asyncio
+async def test_stored_route_sends_before_engines_receive_and_is_freed_after_the_commit(config: RunConfig) -> None:
+    stored = config.model_copy(update={"transfer": TransferConfig(backend="disk")})
+    parcel = Parcel(version=1, fingerprint="", digests=("aa", "bb"), device="", content="folder")
+    received: list[Any] = []
+
+    def receive(index: int, manifest: WeightManifest, parcels: Any, timeout_s: float) -> EngineAck:
+        received.append((parcels, timeout_s < stored.driver.deadlines.publication_s))
+        return good_ack(index, manifest)
+
+    publisher, calls = make(stored, receive, parcel=parcel)
+    await publisher.connect()
+    assert calls == [], "there is no group to join"
+    await publisher.publish(1)
+
+    assert received == [((parcel,), True)] * 2
+    methods = [call.split(".")[1] for call in calls]
+    assert methods == [
+        "weight_manifest",
+        *["prepare"] * 2,
+        "send_weights",
+        *["receive"] * 2,
+        *["commit"] * 2,
+        "release_weights",
+    ]

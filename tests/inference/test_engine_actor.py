@@ -16,6 +16,7 @@ from rayrl.inference.lifecycle import EngineState
 from rayrl.inference.settings import EngineSettings
 from rayrl.infra.collective_group import CollectiveGroup, host_rendezvous
 from rayrl.infra.publication import TRANSFER_GROUP
+from rayrl.infra.route_table import make_stored_route
 from rayrl.infra.weight_transfer import WeightManifest, send_weights, spec_of
 from rayrl.types.sampling import GenerationRequest, RequestFailure, SamplingParams, join_chunks
 
@@ -250,7 +251,7 @@ async def test_calls_out_of_order_name_the_state(actor, trainer, weights):
 async def test_receive_is_refused_when_no_group_was_joined(actor, weights):
     await actor.prepare(manifest_of(weights, 1))
 
-    with pytest.raises(TransferError, match="joined no group"):
+    with pytest.raises(TransferError, match="none was joined"):
         await actor.receive(manifest_of(weights, 1))
 
 
@@ -291,7 +292,7 @@ async def test_transfer_that_breaks_is_repeated_under_the_next_epoch(actor, trai
 
 async def actor_receive_with_closed_sender(actor, manifest):
     # The sender has left: the agreement at the start of a transfer would wait for its deadline.
-    actor._group.timeout_s = 0.1
+    actor._route._group.timeout_s = 0.1
     await actor.receive(manifest)
 
 
@@ -308,3 +309,27 @@ async def test_engine_runs_on_when_a_commit_cannot_load(actor, trainer, weights)
     status = await actor.status()
     assert (status.state, status.version) == (EngineState.RUNNING, 0)
     assert (await collect(actor, [request("a")]))["a"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_stored_version_is_used_and_a_damaged_one_is_refused(tiny_model, weights, tmp_path, damaged):
+    transfer = TransferConfig(backend="disk", folder=str(tmp_path))
+    actor = EngineActor(0, replace(settings(tiny_model), transfer=transfer))
+    await actor.ready()
+    manifest = manifest_of(weights, 1)
+    sent = make_stored_route(transfer, tiny_model).send(manifest, weights.items())
+    if damaged:
+        path = tmp_path / "version_00000001" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-4] + b"\x01\x02\x03\x04")
+
+    await actor.prepare(manifest)
+    ack = await actor.receive(manifest, [sent.parcel], TIMEOUT_S)
+
+    assert (ack.digests != sent.digests) == damaged
+    if damaged:
+        with pytest.raises(EngineError, match="commit version 1: it is IDLE"):
+            await actor.commit(1)
+    else:
+        await actor.commit(1)
+    assert (await actor.status()).version == (-1 if damaged else 1)
+    await actor.close()

@@ -122,7 +122,7 @@ def test_published_weights_arrive_bit_equal_in_each_epoch(llama_folder: Path) ->
     worker = _worker(llama_folder)
     address = worker.host_transfer_rendezvous()
     members = ("train-0", "inference-0")
-    with pytest.raises(TransferError, match="joined no transfer group"):
+    with pytest.raises(TransferError, match="none was joined"):
         worker.send_weights(0)
 
     for epoch in (1, 2):
@@ -140,7 +140,7 @@ def test_published_weights_arrive_bit_equal_in_each_epoch(llama_folder: Path) ->
             worker.join_transfer(address, epoch, members, "gloo", 60.0)
             group = joined.result(timeout=60)
             arrived = pool.submit(receive_weights, group, worker.weight_manifest(epoch))
-            digests = worker.send_weights(epoch)
+            digests = worker.send_weights(epoch).digests
             tensors, received = arrived.result(timeout=60)
             group.close()
 
