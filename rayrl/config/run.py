@@ -147,6 +147,8 @@ class RunConfig(_RunFile):
         if supervision.max_engines is not None and supervision.max_engines < count:
             raise ValueError(
                 f"supervision.max_engines={supervision.max_engines} is less than inference.num_engines={count}"
+            )
+
     def _check_cuda_ipc(self) -> None:
         if self.transfer.backend != "cuda_ipc":
             return
