@@ -33,6 +33,9 @@ class RunSection(Section):
     """Folder of all runs; everything that a run writes lies below its own folder there."""
     seed: int = Field(default=1, ge=0)
     """Seed of data order, sampling and initialisation."""
+    deterministic: bool = False
+    """The same config gives the same weights bit by bit, also when it is killed and resumed. Slow: sequences are
+    decoded one by one. Needs driver.max_staleness: 0 and the embedded engine."""
 
 
 def _reward_types(reward: RewardConfig) -> set[str]:
@@ -118,6 +121,13 @@ class RunConfig(_RunFile):
                 )
         if sampling.temperature == 0:
             raise ValueError("rollout.sampling.temperature=0 samples no variety to learn from; set it above 0")
+        if self.run.deterministic and self.driver.max_staleness > 0:
+            raise ValueError(
+                f"run.deterministic needs driver.max_staleness=0, not {self.driver.max_staleness}: which version "
+                "samples a token would depend on timing"
+            )
+        if self.run.deterministic and self.inference.engine.type == "vllm":
+            raise ValueError("run.deterministic needs inference.engine.type=transformers; vllm rounds batch by batch")
         if self.dataset.type != "reasoning_gym" and "reasoning_gym" in _reward_types(self.reward):
             raise ValueError(
                 f"reward.type=reasoning_gym scores problems of dataset.type=reasoning_gym only, but dataset.type="

@@ -11,7 +11,7 @@ class BatchPlan:
     """Which groups are trained on in one step and what happens to the others that were looked at."""
 
     chosen: tuple[BufferedGroup, ...]
-    """B groups, or fewer if `is_complete` is false."""
+    """B groups, or fewer if `is_complete` is false, in order of their prompts."""
     dropped: tuple[BufferedGroup, ...]
     """Too old; their prompts go back to the dataset."""
     ages: tuple[int, ...]
@@ -26,7 +26,9 @@ class BatchPlan:
 def plan_batch(
     groups: list[BufferedGroup], *, version: int, groups_per_step: int, max_staleness: int, on_stale: StalePolicy
 ) -> BatchPlan:
-    """Return the plan for a step at `version`; groups are taken in order of admission.
+    """Return the plan for a step at `version`; groups are taken in order of admission, and trained in that of prompts.
+
+    Admission has another order after a resume, where buffered groups come first; sums must not be rounded otherwise.
 
     Dropping is decided for every buffered group, also beyond the first B: a group that is too old now only gets older.
     """
@@ -40,6 +42,7 @@ def plan_batch(
         elif len(chosen) < groups_per_step:
             chosen.append(group)
             decisions.append(decision)
+    chosen.sort(key=lambda group: (group.summary.prompt_id.epoch, group.summary.prompt_id.ordinal))
     return BatchPlan(
         chosen=tuple(chosen),
         dropped=tuple(dropped),

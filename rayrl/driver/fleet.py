@@ -50,7 +50,12 @@ def absolute_model(model: ModelConfig) -> ModelConfig:
 
 def thread_env(num_threads: int) -> dict[str, str]:
     """Return the variables that must be set before a worker imports its numeric libraries."""
-    return {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
+    # The last one is what cuBLAS needs to be deterministic; it reads it only then.
+    return {
+        "OMP_NUM_THREADS": str(num_threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
 
 
 async def start_fleet(config: RunConfig) -> Fleet:
@@ -139,6 +144,7 @@ def _rl_settings(config: RunConfig, model: ModelConfig) -> TrainWorkerSettings:
         seed=config.run.seed,
         collective_timeout_s=config.driver.deadlines.step_s,
         transfer=resolved_transfer(config),
+        deterministic=config.run.deterministic,
     )
 
 
@@ -187,7 +193,11 @@ async def _start_inference(
 ) -> ActorGroup:
     inference = config.inference
     settings = EngineSettings(
-        model=model, inference=inference, transfer=resolved_transfer(config), seed=config.run.seed
+        model=model,
+        inference=inference,
+        transfer=resolved_transfer(config),
+        seed=config.run.seed,
+        deterministic=config.run.deterministic,
     )
     group = await ActorGroup.spawn(
         "inference",

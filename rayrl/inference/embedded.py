@@ -51,12 +51,14 @@ class EmbeddedModel:
         max_batch_size: int,
         num_threads: int = 1,
         device: str = "cpu",
+        deterministic: bool = False,
     ) -> None:
-        """`load` is called in the engine's thread."""
+        """`load` is called in the engine's thread; `deterministic` sends each sequence through the model alone."""
         self._load = load
         self._max_batch_size = max_batch_size
         self._num_threads = num_threads
         self._device = torch.device(device)
+        self._deterministic = deterministic
         self._rows: list[RunningSequence] = []
         self._table: SamplingTable | None = None
 
@@ -98,6 +100,8 @@ class EmbeddedModel:
     @torch.inference_mode()
     def step(self, rows: list[RunningSequence], groups: list[PromptGroup]) -> tuple[list[int], list[float]]:
         """Run one forward pass, copy shared prompts to all members of their groups, and sample one token per row."""
+        if self._deterministic:
+            return self._step_alone(rows, groups)
         logits = self._forward(rows, groups)
         positions = np.fromiter((row.num_context for row in rows), np.int64, len(rows))
         if self._table is None or groups or rows != self._rows:
@@ -110,6 +114,30 @@ class EmbeddedModel:
         # float64 holds every token id and every float32: one transfer for both.
         both = torch.stack((tokens.double(), logprobs.double())).tolist()
         return [int(token) for token in both[0]], both[1]
+
+    def _step_alone(self, rows: list[RunningSequence], groups: list[PromptGroup]) -> tuple[list[int], list[float]]:
+        """As `step`, one pass for each row and each prompt.
+
+        The shape of a matrix product decides in which order its sums are rounded. Here all shapes follow from the
+        sequence itself, so that its logprobs do not depend on which other requests happen to run.
+        """
+        num_decode = len(rows) - sum(group.num_members for group in groups)
+        parts = [self._forward([row], [], slot) for slot, row in enumerate(rows[:num_decode])]
+        slot = num_decode
+        for group in groups:
+            parts.append(self._forward(rows[slot : slot + group.num_members], [group], slot))
+            slot += group.num_members
+        logits = torch.cat(parts)
+        self._ban_early_stops(logits, rows)
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        for index, row in enumerate(rows):
+            seed, position = np.array([row.seed], np.uint64), np.array([row.num_context], np.int64)
+            uniform = torch.from_numpy(uniforms(seed, position)).to(self._device)
+            token, logprob = sample(logits[index : index + 1].clone(), self._make_table([row]), uniform)
+            tokens.append(int(token))
+            logprobs.append(float(logprob))
+        return tokens, logprobs
 
     @torch.inference_mode()
     def move_row(self, source: int, target: int, num_tokens: int) -> None:
@@ -129,15 +157,15 @@ class EmbeddedModel:
         """Copy new weights over the old ones."""
         load_weights(self._weights, tensors)
 
-    def _forward(self, rows: list[RunningSequence], groups: list[PromptGroup]) -> Tensor:
-        """Return [N, V] float32 logits of the next token of each row."""
+    def _forward(self, rows: list[RunningSequence], groups: list[PromptGroup], first_slot: int = 0) -> Tensor:
+        """Return [N, V] float32 logits of the next token of each row; the rows are slots `first_slot` and following."""
         num_decode = len(rows) - sum(group.num_members for group in groups)
         tokens = [row.tokens[-1] for row in rows[:num_decode]]
         positions = [row.num_context - 1 for row in rows[:num_decode]]
-        slots = list(range(num_decode))
+        slots = list(range(first_slot, first_slot + num_decode))
         prompts: list[tuple[int, int]] = []
         first_slots: list[int] = []
-        slot = num_decode
+        slot = first_slot + num_decode
         for group in groups:
             length = len(group.prompt_tokens)
             prompts.append((len(tokens), len(tokens) + length))
@@ -153,6 +181,8 @@ class EmbeddedModel:
             slots=index[2],
             positions=index[1],
             num_decode=num_decode,
+            first_slot=first_slot,
+            copies=self._deterministic,
             num_positions=max(positions[:num_decode], default=-1) + 1,
             mask=self._mask(index[1, :num_decode], max(positions[:num_decode], default=-1) + 1),
             prompts=tuple(prompts),
@@ -258,8 +288,12 @@ def embedded_engine(
     name: str = "embedded",
     seed: int = 0,
     gate: StepGate | None = None,
+    deterministic: bool = False,
 ) -> ThreadedEngine:
-    """Return an engine on the model that `load` gives; with a gate it takes only the steps that the gate allows."""
+    """Return an engine on the model that `load` gives; with a gate it takes only the steps that the gate allows.
+
+    `deterministic`: what a request gets is a function of its tokens, its seed and the weights, bit by bit.
+    """
     engine = config.engine
     assert isinstance(engine, TransformersEngine), f"engine type is {engine.type}"
     model = EmbeddedModel(
@@ -267,6 +301,7 @@ def embedded_engine(
         max_batch_size=engine.max_batch_size,
         num_threads=config.threads_per_engine,
         device="cuda" if config.gpus_per_engine > 0 else "cpu",
+        deterministic=deterministic,
     )
     return ThreadedEngine(
         model,

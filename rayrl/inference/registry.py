@@ -9,7 +9,13 @@ from rayrl.inference.settings import EngineSettings
 def _transformers(settings: EngineSettings, name: str, seed: int) -> InferenceEngine:
     from rayrl.inference.embedded import embedded_engine, load_model
 
-    return embedded_engine(lambda: load_model(settings.model), settings.inference, name=name, seed=seed)
+    return embedded_engine(
+        lambda: load_model(settings.model),
+        settings.inference,
+        name=name,
+        seed=seed,
+        deterministic=settings.deterministic,
+    )
 
 
 def _scripted(settings: EngineSettings, name: str, seed: int) -> InferenceEngine:

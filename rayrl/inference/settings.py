@@ -17,3 +17,5 @@ class EngineSettings:
     transfer: TransferConfig
     seed: int
     """Requests without a seed draw one from here; engines differ by their index."""
+    deterministic: bool = False
+    """What a request gets does not depend on which others run, bit by bit; only the embedded engine can."""

@@ -90,7 +90,10 @@ class SlotPass:
     positions: Tensor
     """[T] int64 position of each token in its sequence."""
     num_decode: int
-    """The first tokens, one for each of the slots 0 .. num_decode - 1."""
+    """The first tokens, one for each of the slots first_slot .. first_slot + num_decode - 1."""
+    first_slot: int = 0
+    copies: bool = False
+    """Attend to a copy of the slots: their place and stride, which depend on other sequences, can steer kernels."""
     num_positions: int
     """Longest context among the decode tokens, the new one included."""
     mask: Tensor
@@ -116,7 +119,10 @@ class SlotPass:
         num_heads, num_rows, key_dim = query.shape
         num_kv_heads = keys.shape[1]
         matrices = query.transpose(0, 1).reshape(num_rows * num_kv_heads, num_heads // num_kv_heads, key_dim)
-        used_keys = keys[:num_rows, :, :, : self.num_positions].flatten(0, 1)
-        used_values = values[:num_rows, :, : self.num_positions].flatten(0, 1)
+        used = slice(self.first_slot, self.first_slot + num_rows)
+        used_keys = keys[used, :, :, : self.num_positions].flatten(0, 1)
+        used_values = values[used, :, : self.num_positions].flatten(0, 1)
+        if self.copies:
+            used_keys, used_values = used_keys.clone(), used_values.clone()
         scores = torch.baddbmm(self.mask, matrices, used_keys, alpha=scaling)
         return torch.bmm(scores.softmax(dim=-1), used_values).view(1, num_rows, num_heads, -1)

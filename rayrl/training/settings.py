@@ -32,3 +32,5 @@ class TrainWorkerSettings:
     """Seconds that a collective of the training group may take before its ranks give up, slowest rank included."""
     transfer: TransferConfig | None
     """How weights are published; None for supervised runs, which publish none."""
+    deterministic: bool = False
+    """Only kernels that give the same bits each time; one that has no such form raises."""

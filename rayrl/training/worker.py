@@ -72,6 +72,7 @@ class TrainWorker:
         if self._world_size > 1:
             self._join_training_group(address, device.type)
         torch.manual_seed(settings.seed + self._rank)
+        torch.use_deterministic_algorithms(settings.deterministic)
         start = time.monotonic()
         self._engine = make_train_engine(
             TrainEngineSettings(

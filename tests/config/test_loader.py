@@ -192,6 +192,11 @@ def test_file_is_refused_when_it_cannot_be_read(tmp_path: Path, name: str) -> No
         (["rollout.sampling.temperature=0"], "set it above 0"),
         (["model.max_context=8"], "leaves no room for a prompt"),
         (["placement.mode=colocated", "inference.num_engines=2"], "placement.mode=colocated"),
+        (["run.deterministic=true", "driver.max_staleness=1"], "run.deterministic needs driver.max_staleness=0"),
+        (
+            ["run.deterministic=true", "driver.max_staleness=0", "inference.engine={type: vllm}"],
+            "run.deterministic needs inference.engine.type=transformers",
+        ),
     ],
 )
 def test_sections_are_refused_when_they_contradict_each_other(

@@ -1,5 +1,7 @@
 """Staleness: age, and what each policy does with a group."""
 
+import dataclasses
+
 import pytest
 from groups import buffered, summary
 
@@ -45,6 +47,15 @@ def test_batch_takes_groups_in_order_of_admission_when_more_are_ready() -> None:
     )
     assert [group.ticket for group in plan.chosen] == [1, 4]
     assert plan.is_complete
+
+
+def test_batch_is_in_order_of_prompts_when_a_later_one_was_admitted_first() -> None:
+    # After a resume buffered groups come first.
+    early, late = buffered(1), buffered(0)
+    early = dataclasses.replace(early, summary=summary(3))
+    late = dataclasses.replace(late, summary=summary(9))
+    plan = plan_batch([late, early], version=0, groups_per_step=2, max_staleness=0, on_stale="mask")
+    assert [group.summary.prompt_id.ordinal for group in plan.chosen] == [3, 9]
 
 
 def test_batch_is_incomplete_when_stale_groups_are_dropped() -> None:

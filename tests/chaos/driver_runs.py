@@ -1,0 +1,138 @@
+"""Whole runs in a process of their own, which can be killed; and what they leave on disk."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from rayrl.checkpoint.ledger import Ledger
+from rayrl.checkpoint.store import CheckpointStore
+from rayrl.config.loader import parse_section
+from rayrl.config.run import RunConfig
+
+POLL_S = 0.02
+RUN_S = 240.0
+
+
+def small_config(model: Path, root: Path, name: str, **changes: Any) -> RunConfig:
+    """Return a run of 6 steps on sums; `changes` are dotted paths with `__` for the dot."""
+    data: dict[str, Any] = {
+        "run": {"name": name, "output_root": str(root), "seed": 3},
+        "model": {"path": str(model), "max_context": 24},
+        "dataset": {"type": "arithmetic", "num_operands": 2, "max_operand": 4},
+        "reward": {"type": "exact_match"},
+        "rollout": {
+            "workflow": {"type": "single_turn", "prompt_format": "text"},
+            "group_size": 4,
+            "sampling": {"max_new_tokens": 4},
+            "num_workers": 2,
+        },
+        "driver": {"groups_per_step": 4, "num_steps": 6, "max_staleness": 2},
+        "training": {"optimizer": {"lr": 3e-3}},
+        "inference": {"engine": {"type": "transformers", "max_batch_size": 16}},
+        "tracking": {"sinks": ["jsonl"]},
+        "checkpoint": {"every": 1, "keep_last": 3},
+    }
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        target = data
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[key] = value
+    return parse_section(RunConfig, data)
+
+
+class DriverProcess:
+    """One `rayrl train --resume auto` in a session of its own, on the cluster at `address`."""
+
+    def __init__(self, config: RunConfig, address: str, resume: str = "auto") -> None:
+        self.run_dir = config.run_dir
+        self._config_path = Path(config.run.output_root) / f"{config.run.name}.yaml"
+        self._config_path.parent.mkdir(parents=True, exist_ok=True)
+        self._config_path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        self._output = self._config_path.with_suffix(".log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rayrl.cli.main", "train", str(self._config_path), "--resume", resume],
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "RAY_ADDRESS": address},
+        )
+
+    @property
+    def output(self) -> str:
+        """What all drivers of this run have printed."""
+        return self._config_path.with_suffix(".log").read_text(errors="replace")
+
+    def wait(self) -> int:
+        """Return the exit code."""
+        return self.process.wait(RUN_S)
+
+    def kill_when(self, is_time: Callable[[], bool], number: signal.Signals = signal.SIGKILL) -> bool:
+        """Send a signal once `is_time()`; False if the run ended before."""
+        pause = threading.Event()
+        while self.process.poll() is None:
+            if is_time():
+                self.process.send_signal(number)
+                self.process.wait(RUN_S)
+                return True
+            pause.wait(POLL_S)
+        return False
+
+    def close(self) -> None:
+        """Kill what is left."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(RUN_S)
+        self._output.close()
+
+
+def ledger_position(run_dir: Path) -> int:
+    """Return how many transactions the ledger holds, as a reader beside the run sees it; 0 before there is one."""
+    path = run_dir / "ledger.sqlite"
+    if not path.exists():
+        return 0
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            return int(connection.execute("SELECT value FROM meta WHERE name = 'position'").fetchone()[0])
+        finally:
+            connection.close()
+    except sqlite3.OperationalError:
+        return 0
+
+
+def outcomes(run_dir: Path) -> list[Any]:
+    """Return the live outcomes."""
+    ledger = Ledger.open(run_dir / "ledger.sqlite", read_only=True)
+    try:
+        return ledger.outcomes()
+    finally:
+        ledger.close()
+
+
+def final_tensors(run_dir: Path) -> dict[str, torch.Tensor]:
+    """Return everything that the newest checkpoint holds of the training group."""
+    newest = CheckpointStore(run_dir / "checkpoints", keep_last=1).latest()
+    assert newest is not None
+    folder = str(newest.path / "train")
+    known = FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = {
+        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
+        for name, entry in known.items()
+        if hasattr(entry, "size")
+    }
+    with warnings.catch_warnings(action="ignore"):
+        load(state, checkpoint_id=folder, no_dist=True)
+    return state
