@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -26,6 +27,7 @@ def export_hf_folder(
     *,
     replace: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    config_changes: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `state` with the config and tokenizer of `source` as the model folder `target`, and return it.
 
@@ -36,6 +38,7 @@ def export_hf_folder(
         target: new folder; invisible until it is complete.
         replace: overwrite `target` if it exists.
         max_shard_bytes: largest weight file.
+        config_changes: keys of config.json that the trained model has otherwise than `source`.
 
     Raises FileExistsError if `target` exists and `replace` is off, ModelError if `source` is no model folder, ties
     its embeddings where `state` does not, or `state` is empty.
@@ -50,7 +53,7 @@ def export_hf_folder(
             for file in source.glob(pattern):
                 if not file.match(_WEIGHT_INDEX):
                     shutil.copy(file, staging / file.name)
-        _write_dtype(staging / "config.json", tensors)
+        _write_config(staging / "config.json", tensors, config_changes or {})
         _write_weights(tensors, staging, max_shard_bytes)
     return target
 
@@ -79,8 +82,8 @@ def _check_tied(tensors: dict[str, Tensor], source: Path) -> None:
     del tensors["lm_head.weight"]
 
 
-def _write_dtype(config_file: Path, tensors: Mapping[str, Tensor]) -> None:
-    config = json.loads(config_file.read_text(encoding="utf-8"))
+def _write_config(config_file: Path, tensors: Mapping[str, Tensor], changes: Mapping[str, Any]) -> None:
+    config = json.loads(config_file.read_text(encoding="utf-8")) | dict(changes)
     floating = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()]
     if floating:
         config.pop("torch_dtype", None)

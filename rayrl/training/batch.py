@@ -41,11 +41,15 @@ class TrainBatch:
     truncated: npt.NDArray[np.bool_] | None = None
     """[N] True where the completion ended by length; None: unknown, taken as False."""
     advantages: FloatArray | None = None
-    """[N] advantage of each trajectory; None for supervised batches."""
+    """[sum T] advantage of each loss-carrying token; None for supervised batches."""
     proximal_logprobs: FloatArray | None = None
     """[sum T] under the policy at the centre of the clip; None: the one before this optimizer step."""
     ref_logprobs: FloatArray | None = None
     """[sum T] under the reference policy; None if there is none."""
+    values: FloatArray | None = None
+    """[sum T] of the critic before this step, for the state in which the token was sampled; None without a critic."""
+    returns: FloatArray | None = None
+    """[sum T] what the critic has to learn; None without a critic."""
 
     @property
     def num_trajectories(self) -> int:
@@ -151,10 +155,16 @@ def select(batch: TrainBatch, indices: IntArray) -> TrainBatch:
         rewards=batch.rewards[indices],
         group_ids=batch.group_ids[indices],
         truncated=None if batch.truncated is None else batch.truncated[indices],
-        advantages=None if batch.advantages is None else batch.advantages[indices],
-        proximal_logprobs=None if batch.proximal_logprobs is None else batch.proximal_logprobs[flat],
-        ref_logprobs=None if batch.ref_logprobs is None else batch.ref_logprobs[flat],
+        advantages=_pick(batch.advantages, flat),
+        proximal_logprobs=_pick(batch.proximal_logprobs, flat),
+        ref_logprobs=_pick(batch.ref_logprobs, flat),
+        values=_pick(batch.values, flat),
+        returns=_pick(batch.returns, flat),
     )
+
+
+def _pick(column: FloatArray | None, flat: IntArray) -> FloatArray | None:
+    return None if column is None else column[flat]
 
 
 _NEVER = np.iinfo(np.int32).max

@@ -10,6 +10,7 @@ from rayrl.config.training import TrainingConfig
 from rayrl.infra.buckets import TensorSpec
 from rayrl.training.batch import FloatArray, TrainBatch
 from rayrl.training.losses import LossFunction
+from rayrl.training.scalar_head import HeadKind
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,8 @@ class TrainEngineSettings:
     device: "torch.device"
     with_reference: bool = False
     """Make the reference policy too: the weights that training starts from."""
+    head: HeadKind = "policy"
+    """What the model gives for a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,13 @@ class TrainEngine(Protocol):
 
     def gradients(self, batch: TrainBatch, loss_fn: LossFunction) -> "dict[str, Tensor]":
         """Return the whole gradient of a step by weight name, before clipping, without making the step."""
+        ...
+
+    def forward_values(self, batch: TrainBatch) -> FloatArray:
+        """Return [sum T] the scalar head's value at the token before each loss-carrying one, 0 elsewhere.
+
+        Only of engines made with `head="scalar"`, which have no logprobs.
+        """
         ...
 
     def weight_specs(self, dtype: str) -> tuple[TensorSpec, ...]:

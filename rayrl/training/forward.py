@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,30 +10,28 @@ from rayrl.training.collate import MicroBatch
 from rayrl.training.engine import StepResult
 from rayrl.training.losses import LossView
 from rayrl.training.policy_model import PolicyModel
+from rayrl.training.scalar_head import HeadKind
 
 
-def loss_view(micro: MicroBatch, batch: TrainBatch, logprobs: Tensor, entropy: Tensor | None) -> LossView:
-    """Return what a loss sees of a micro-batch, given [K] logprobs and entropies of its targets."""
+def loss_view(
+    micro: MicroBatch, batch: TrainBatch, output: Tensor, entropy: Tensor | None, head: HeadKind = "policy"
+) -> LossView:
+    """Return what a loss sees of a micro-batch, given what the model's head gave for its targets [K], and entropies."""
     sampler = micro.take(batch.logprobs)
     assert sampler is not None, "sampler logprobs are always there"
+    spread = micro.spread(output)
     return LossView(
-        logprobs=micro.spread(logprobs),
+        logprobs=spread if head == "policy" else torch.zeros_like(spread),
+        values=spread if head == "scalar" else None,
         entropy=None if entropy is None else micro.spread(entropy),
         sampler_logprobs=sampler,
         proximal_logprobs=micro.take(batch.proximal_logprobs),
         ref_logprobs=micro.take(batch.ref_logprobs),
-        advantages=_advantages(micro, batch),
+        advantages=micro.take(batch.advantages),
         loss_mask=micro.loss_mask,
+        old_values=micro.take(batch.values),
+        returns=micro.take(batch.returns),
     )
-
-
-def _advantages(micro: MicroBatch, batch: TrainBatch) -> Tensor | None:
-    if batch.advantages is None:
-        return None
-    chosen = batch.advantages[micro.trajectories.cpu().numpy()].astype(np.float32)
-    values = torch.zeros(micro.loss_mask.shape[0])
-    values[: len(chosen)] = torch.from_numpy(chosen)
-    return values.to(micro.loss_mask.device)[:, None]
 
 
 def attention_cost(model: PolicyModel) -> float:

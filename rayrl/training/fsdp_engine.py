@@ -24,8 +24,9 @@ from rayrl.training.logprobs import HeadSettings
 from rayrl.training.losses import LossFunction, LossView
 from rayrl.training.micro_batches import plan_micro_batches
 from rayrl.training.optimizer import make_optimizer, set_lr
-from rayrl.training.policy_model import PolicyModel, can_share_prompts, check_head
+from rayrl.training.policy_model import PolicyModel, can_share_prompts
 from rayrl.training.rows import plan_rows, row_lengths
+from rayrl.training.scalar_head import classifier_config, make_model
 from rayrl.training.schedule import lr_factor
 from rayrl.training.sharding import full, make_mesh, shard, weights_of
 from rayrl.utils.logger import get_logger
@@ -49,6 +50,7 @@ class FsdpEngine:
             chunk_tokens=training.engine.logprob_chunk_tokens,
             product_dtype=self._product_dtype,
         )
+        self._head_kind = settings.head
         self._mesh = make_mesh(settings.device, settings.world_size)
         self._policy = self._load()
         self._reference = self._load().requires_grad_(False) if settings.with_reference else None
@@ -104,11 +106,21 @@ class FsdpEngine:
         """See `TrainEngine`."""
         model = self._reference if reference else self._policy
         assert model is not None, "the engine was made without a reference policy"
+        assert self._head_kind == "policy", "a scalar head has no logprobs"
+        return self._forward_tokens(model, batch)
+
+    def forward_values(self, batch: TrainBatch) -> FloatArray:
+        """See `TrainEngine`."""
+        assert self._head_kind == "scalar", "the engine was made without a scalar head"
+        return self._forward_tokens(self._policy, batch)
+
+    def _forward_tokens(self, model: PolicyModel, batch: TrainBatch) -> FloatArray:
+        """Return [sum T] what the model gives for each loss-carrying token, 0 elsewhere, without gradient."""
         output = torch.zeros(len(batch.tokens), device=self._device)
         with torch.no_grad():
             for micro in self._micro_batches(batch):
-                logprobs, _ = self._forward(model, micro, False)
-                output[micro.flat] = logprobs[: micro.flat.numel()]
+                values, _ = self._forward(model, micro, False)
+                output[micro.flat] = values[: micro.flat.numel()]
             if self._mesh is not None:
                 dist.all_reduce(output, op=dist.ReduceOp.SUM, group=self._mesh.get_group("data"))
         result: FloatArray = output.cpu().numpy()
@@ -152,7 +164,8 @@ class FsdpEngine:
             if self._rank == 0:
                 gathered[name] = tensor.cpu()
         if self._rank == 0:
-            export_hf_folder(gathered, Path(self._model_config.path), folder, replace=True)
+            changes = classifier_config(self._policy.lm) if self._head_kind == "scalar" else {}
+            export_hf_folder(gathered, Path(self._model_config.path), folder, replace=True, config_changes=changes)
 
     def status(self) -> EngineStatus:
         """See `TrainEngine`."""
@@ -172,8 +185,14 @@ class FsdpEngine:
             attention=implementation,
             trust_remote_code=self._model_config.trust_remote_code,
         )
-        model = PolicyModel(lm, self._head, activation_checkpointing=engine.activation_checkpointing).to(self._device)
-        check_head(model)
+        model = make_model(
+            lm,
+            self._head,
+            self._head_kind,
+            folder=self._model_config.path,
+            device=self._device,
+            activation_checkpointing=engine.activation_checkpointing,
+        )
         shard(model, self._mesh, engine.autocast)
         return model
 
@@ -193,8 +212,8 @@ class FsdpEngine:
         return logprobs, entropy
 
     def _view(self, micro: MicroBatch, batch: TrainBatch, with_entropy: bool) -> LossView:
-        logprobs, entropy = self._forward(self._policy, micro, with_entropy)
-        return loss_view(micro, batch, logprobs, entropy)
+        output, entropy = self._forward(self._policy, micro, with_entropy)
+        return loss_view(micro, batch, output, entropy, self._head_kind)
 
     def _grad_norm(self) -> Tensor:
         grads = [weight.grad for weight in self._weights.values() if weight.grad is not None]

@@ -17,6 +17,7 @@ from rayrl.algorithms.objective import LossInputs, ObjectiveSettings, policy_los
 from rayrl.algorithms.sft import sft_loss
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.training.batch import FloatArray, IntArray, TrainBatch
+from rayrl.training.token_columns import columns_mask, to_flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,7 @@ class LossView:
     """What a loss sees of one micro-batch: N trajectories, their loss-carrying tokens side by side in S columns."""
 
     logprobs: Tensor
-    """[N, S] under the policy, with gradient."""
+    """[N, S] under the policy, with gradient; all 0 and without gradient where the model has a scalar head instead."""
     entropy: Tensor | None
     """[N, S] with gradient, if the loss needs it."""
     sampler_logprobs: Tensor
@@ -34,9 +35,15 @@ class LossView:
     ref_logprobs: Tensor | None
     """[N, S] under the reference policy, if there is one."""
     advantages: Tensor | None
-    """[N, 1] None for supervised batches."""
+    """[N, S] None for supervised batches."""
     loss_mask: Tensor
     """[N, S] bool."""
+    values: Tensor | None = None
+    """[N, S] of the scalar head, with gradient; None if the model has none."""
+    old_values: Tensor | None = None
+    """[N, S] of the critic before this step, if there is one."""
+    returns: Tensor | None = None
+    """[N, S] what a critic has to learn."""
 
 
 class LossFunction(Protocol):
@@ -139,19 +146,12 @@ def objective_settings(config: AlgorithmConfig) -> ObjectiveSettings:
 
 
 def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> FloatArray:
-    """Return [N] advantages over the whole batch; the same on every rank.
-
-    The advantages of `AlgorithmConfig.advantage` are one number per trajectory; those of the table that come per
-    token (whitened over tokens, without discount) are equal on all live tokens of a trajectory.
-    """
-    counts = torch.from_numpy(batch.loss_counts)
-    columns = torch.arange(max(int(counts.max()) if len(counts) else 0, 1))
+    """Return [sum T] advantages of the loss-carrying tokens over the whole batch; the same on every rank."""
     advantages, _ = compute_advantages(
         AdvantageInputs(
             rewards=torch.from_numpy(batch.rewards.astype(np.float32)),
             group_ids=torch.from_numpy(batch.group_ids),
-            # Loss-carrying tokens side by side: their number is all that these advantages read of the mask.
-            loss_mask=columns[None, :] < counts[:, None],
+            loss_mask=columns_mask(batch),
         ),
         AdvantageSettings(
             advantage=config.advantage,
@@ -161,8 +161,7 @@ def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> FloatArray:
             threshold=config.pass_threshold,
         ),
     )
-    result: FloatArray = advantages[:, 0].numpy().astype(np.float32)
-    return result
+    return to_flat(batch, advantages)
 
 
 def _denominator(loss_counts: IntArray, mode: AggregationMode) -> float:
