@@ -41,6 +41,8 @@ class VllmEngine(Section):
     """Share of a GPU's memory that one engine takes, weights included; without effect on CPUs."""
     prefix_caching: bool = True
     """Share the KV of equal prompt beginnings; entries of an older weight version are never used."""
+    sleep_mode: bool = False
+    """On GPUs: let the engine give its memory back while it sleeps. Not needed for anything else."""
     eager: bool | None = None
     """Run without compilation and CUDA graphs: quick to start, slower to decode. When empty, only on CPUs."""
 

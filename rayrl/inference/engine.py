@@ -109,6 +109,18 @@ class InferenceEngine(Protocol):
         """
         ...
 
+    async def sleep(self) -> None:
+        """Give device memory back: weights go to host memory, the KV cache is dropped. The engine is paused after it.
+
+        EngineError while requests are in flight, and where the platform or the engine cannot do it; then nothing
+        has changed.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again, with the weights of before; the engine stays paused. Awake, nothing happens."""
+        ...
+
     async def status(self) -> EngineStatus:
         """Return a snapshot; works in every state."""
         ...

@@ -150,6 +150,14 @@ class EngineActor:
         """Forget a version that was not committed; the one in use stays."""
         self._staging.discard(version)
 
+    async def sleep(self) -> None:
+        """Give device memory back. EngineError where the engine cannot."""
+        await self._engine.sleep()
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        await self._engine.wake()
+
     async def status(self) -> EngineStatus:
         """Return a snapshot of the engine."""
         return await self._engine.status()

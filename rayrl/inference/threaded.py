@@ -145,6 +145,15 @@ class ThreadedEngine:
         """Replace all weights between two steps."""
         await self._call(lambda: self._publish(self._batcher.load(version, tensors)))
 
+    async def sleep(self) -> None:
+        """Refused: the memory of this engine is that of its process."""
+        raise EngineError(
+            f"engine {self._name} cannot sleep: only vLLM on GPUs can, with inference.engine.sleep_mode=true"
+        )
+
+    async def wake(self) -> None:
+        """Nothing: it never sleeps."""
+
     async def status(self) -> EngineStatus:
         """Return a snapshot, at most one step old; never waits for the thread."""
         cause = self._lifecycle.cause

@@ -109,6 +109,7 @@ def start_engine(
         optional["kv_cache_memory_bytes"] = kv_cache_bytes
     if on_gpu:
         optional["gpu_memory_utilization"] = options.gpu_memory_utilization
+        optional["enable_sleep_mode"] = options.sleep_mode
     else:
         # Only whole blocks are shared between prompts; vLLM's 128 tokens on CPUs are more than many prompts have.
         optional["block_size"] = 32
@@ -161,6 +162,17 @@ async def update_weights(engine: Any, weights: dict[str, Any], version: int, *, 
     if idle:
         # Otherwise it is refused; entries of older versions are never used in any case, only kept longer.
         await engine.reset_prefix_cache()
+
+
+async def sleep(engine: Any) -> None:
+    """Give device memory back; weights are kept in host memory."""
+    await engine.sleep(level=1)
+
+
+async def wake(engine: Any) -> None:
+    """Take device memory again, weights included; vLLM resumes by itself, which `pause` undoes."""
+    await engine.wake_up()
+    await pause(engine)
 
 
 def end_requests(engine: Any, error: Exception) -> None:

@@ -56,6 +56,7 @@ class VllmInferenceEngine:
         self._engine: Any = None
         self._version = NO_VERSION
         self._total_requests = 0
+        self._asleep = False
         # Pause, resume and load, one at a time and in the order of the calls.
         self._order = asyncio.Lock()
 
@@ -118,6 +119,20 @@ class VllmInferenceEngine:
     async def resume(self) -> None:
         """Go on after a pause."""
         await self._in_order(self._resume)
+
+    async def sleep(self) -> None:
+        """Give device memory back; needs `sleep_mode` and a GPU, and no request in flight."""
+        self._expect_available()
+        if not self._options.sleep_mode:
+            raise EngineError(f"engine {self._name} cannot sleep; start it with inference.engine.sleep_mode=true")
+        if self._handles:
+            raise EngineError(f"engine {self._name} cannot sleep: {len(self._handles)} requests are in flight")
+        await self._in_order(self._sleep)
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        if self._asleep:
+            await self._in_order(self._wake)
 
     async def check_weights(self, specs: Sequence[WeightSpec]) -> None:
         """EngineError with the first difference if `load` would not take these."""
@@ -236,6 +251,16 @@ class VllmInferenceEngine:
             if was_running and self._lifecycle.unavailable() is None:
                 await self._resume()
 
+    async def _sleep(self) -> None:
+        await self._pause()
+        await self._guard(vllm_api.sleep(self._engine))
+        self._asleep = True
+
+    async def _wake(self) -> None:
+        self._expect_available()
+        await self._guard(vllm_api.wake(self._engine))
+        self._asleep = False
+
     async def _pause(self) -> None:
         self._expect_available()
         if self._lifecycle.state is not EngineState.PAUSED:
@@ -244,6 +269,8 @@ class VllmInferenceEngine:
 
     async def _resume(self) -> None:
         self._expect_available()
+        if self._asleep:
+            raise EngineError(f"engine {self._name} is asleep; wake it before it resumes")
         if self._lifecycle.state is not EngineState.RUNNING:
             await self._guard(vllm_api.resume(self._engine))
             self._lifecycle.move(EngineState.RUNNING)
@@ -282,6 +309,10 @@ class VllmInferenceEngine:
 def make_vllm_engine(model: ModelConfig, config: InferenceConfig, *, name: str, seed: int) -> VllmInferenceEngine:
     """Return the engine of a config with `engine.type: vllm`. EngineError if it asks for another number of GPUs."""
     options, gpus = config.engine, config.gpus_per_engine
+    if isinstance(options, VllmEngine) and options.sleep_mode and gpus == 0:
+        raise EngineError(
+            "inference.engine.sleep_mode=true needs GPUs, but inference.gpus_per_engine=0; leave it out on CPUs"
+        )
     if isinstance(options, VllmEngine) and gpus > 0 and max(1.0, gpus) != options.tensor_parallel:
         raise EngineError(
             f"inference.engine.tensor_parallel={options.tensor_parallel} needs as many GPUs, but "

@@ -339,3 +339,13 @@ async def test_command_whose_caller_left_does_not_disturb_the_engine(kind, make_
     await asyncio.gather(command, return_exceptions=True)
 
     assert (await engine.complete()).tokens
+
+
+async def test_engine_says_why_it_cannot_sleep_and_goes_on(kind, make_engine):
+    engine = await make_engine(kind)
+
+    with pytest.raises(EngineError, match=r"cannot sleep.*inference\.engine\.sleep_mode=true"):
+        await engine.engine.sleep()
+    await engine.engine.wake()
+
+    assert (await engine.complete()).tokens

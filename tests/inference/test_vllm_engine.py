@@ -363,3 +363,29 @@ def left_by_killed_owner(model, script):
 
     _, alive = psutil.wait_procs(children, timeout=30)
     return alive
+
+
+@pytest.mark.gpu
+async def test_engine_gives_its_memory_back_while_it_sleeps(tiny_vllm_model, make_engine):
+    if not torch.cuda.is_available():
+        pytest.skip("sleep mode needs a GPU")
+    weights = (await make_engine("vllm")).weights
+    inference = config(kv_cache_bytes=1 << 30, sleep_mode=True).model_copy(update={"gpus_per_engine": 1.0})
+    engine = make_vllm_engine(ModelConfig(path=str(tiny_vllm_model)), inference, name="sleeper", seed=1)
+    await engine.start()
+    await engine.load(0, weights)
+    awake, total = torch.cuda.mem_get_info()
+
+    await engine.sleep()
+
+    assert torch.cuda.mem_get_info()[0] - awake > 1 << 29, f"of {total} bytes"
+    await engine.wake()
+    await engine.resume()
+    request = GenerationRequest(request_id="a", prompt_tokens=(2, 3), params=SamplingParams(max_new_tokens=4))
+    assert join_chunks([chunk async for chunk in engine.generate(request)]).tokens
+    await engine.close()
+
+
+async def test_sleep_mode_is_refused_where_there_is_no_gpu(tiny_vllm_model):
+    with pytest.raises(EngineError, match=r"sleep_mode=true needs GPUs"):
+        make_vllm_engine(ModelConfig(path=str(tiny_vllm_model)), config(sleep_mode=True), name="s", seed=1)
