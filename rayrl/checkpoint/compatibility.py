@@ -19,6 +19,7 @@ ALLOWED: dict[str, str] = {
     "driver.deadlines": "waits",
     "driver.max_failed_groups": "budgets",
     "driver.max_skipped_steps": "budgets",
+    "driver.max_failure_share": "budgets",
     "inference": "engines are filled with the saved weights, however many there are",
     "evaluation": "does not touch the training",
     "checkpoint": "what is kept",

@@ -4,7 +4,8 @@ SQLite, since a step is one transaction: after a kill the file holds whole steps
 index, not a promise. Journal mode WAL, so that an audit can read while the run writes (where the file system has no
 WAL, SQLite keeps its rollback journal, which is as safe). `synchronous=FULL`: with NORMAL a power cut may lose the last
 transactions, and then the newest checkpoint, which is fsynced, would know of steps that the ledger does not. It costs
-one fsync per step.
+one fsync per transaction. Each transaction ends with a link of the hash chain (`ledger_chain`), so that a row that was
+edited, removed or slipped in is found by an audit.
 """
 
 import json
@@ -13,15 +14,25 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rayrl.checkpoint.ledger_schema import APPLICATION_ID, REWINDABLE, SCHEMA_VERSION, creation_script
+from rayrl.checkpoint.ledger_chain import CHAINED, GENESIS, link_digest
+from rayrl.checkpoint.ledger_schema import (
+    APPLICATION_ID,
+    COLUMNS,
+    REWINDABLE,
+    SCHEMA_VERSION,
+    creation_script,
+    upgrade_statements,
+)
 from rayrl.errors import CheckpointError
 from rayrl.types.prompt import PromptId
 
 Outcome = Literal["trained", "filtered", "given_up"]
+REWIND = "rewind"
+"""Kind of the event that a rewind leaves; its detail has generation, position and the number of superseded rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +62,15 @@ class RecordedOutcome:
     version: int
 
 
+@dataclass(slots=True, kw_only=True)
+class _Transaction:
+    """What an open transaction stamps its rows with, and the rows so far."""
+
+    position: int
+    generation: int
+    rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+
+
 class Ledger:
     """One ledger file. One process writes; its threads may share the object. All methods raise CheckpointError."""
 
@@ -60,6 +80,7 @@ class Ledger:
         self._clock = clock
         # A step is recorded off the event loop, since it waits for the disk.
         self._lock = threading.Lock()
+        self._open: _Transaction | None = None
 
     @classmethod
     def open(cls, path: str | Path, read_only: bool = False, clock: Callable[[], float] = time.time) -> "Ledger":
@@ -76,7 +97,8 @@ class Ledger:
                     connection.execute("PRAGMA synchronous = FULL")
                     if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                         connection.executescript(creation_script())
-                _check_header(connection, file)
+                if check_header(connection, file) < SCHEMA_VERSION and not read_only:
+                    _upgrade(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -133,20 +155,23 @@ class Ledger:
         came first. The rows stay, marked with the new generation. CheckpointError if this ledger has not reached the
         position, and so is not the one that the checkpoint was made with.
         """
-        with self._transaction():
-            position = self._meta("position")
+        with self._transaction() as transaction:
+            position = transaction.position - 1
             if position < min_position:
                 raise CheckpointError(
                     f"ledger {self._path} is at position {position}, the checkpoint of step {step} at {min_position}: "
                     "it is an older copy or of another run"
                 )
-            new = self._meta("generation") + 1
+            new = transaction.generation + 1
             superseded = 0
             for table in REWINDABLE:
                 sql = f"UPDATE {table} SET superseded_by = ? WHERE position > ? AND superseded_by IS NULL"
                 superseded += self._connection.execute(sql, (new, min_position)).rowcount
-            row = (new, step, min_position, superseded, self._clock())
+            now = self._clock()
+            row = (new, step, min_position, superseded, now)
             self._connection.execute("INSERT INTO rewinds VALUES (?, ?, ?, ?, ?)", row)
+            detail = {"generation": new, "position": min_position, "superseded": superseded}
+            self._insert("events", REWIND, step, json.dumps(detail), now)
             self._connection.execute("UPDATE meta SET value = ? WHERE name = 'generation'", (new,))
         return superseded
 
@@ -187,6 +212,12 @@ class Ledger:
             return self._meta("position")
 
     @property
+    def head(self) -> str:
+        """The last link of the hash chain; whoever keeps it can tell later that the ledger up to here is unchanged."""
+        with self._reading():
+            return _head(self._connection)
+
+    @property
     def last_step(self) -> int:
         """The last live step; 0 before the first."""
         with self._reading():
@@ -198,19 +229,26 @@ class Ledger:
             self._connection.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """One write transaction: counts the position at its end, rolls back on any exception."""
+    def _transaction(self) -> Iterator[_Transaction]:
+        """One write transaction: counts the position, adds a link at its end, rolls back on any exception."""
         with self._reading():
-            self._connection.execute("BEGIN IMMEDIATE")
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
             try:
-                yield
-                self._connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'position'")
-                self._connection.execute("COMMIT")
+                position, generation = self._meta("position") + 1, self._meta("generation")
+                self._open = _Transaction(position=position, generation=generation)
+                yield self._open
+                connection.execute("UPDATE meta SET value = ? WHERE name = 'position'", (position,))
+                digest = link_digest(_head(connection), self._open.rows)
+                connection.execute("INSERT INTO chain VALUES (?, ?)", (position, digest))
+                connection.execute("COMMIT")
             except BaseException:
                 # SQLite has rolled back by itself after some errors, a full disk among them.
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
+            finally:
+                self._open = None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -219,9 +257,11 @@ class Ledger:
 
     def _insert(self, table: str, *values: Any) -> None:
         """Insert one row, stamped with the position of the open transaction and the generation."""
-        row = (None, *values, self._meta("position") + 1, self._meta("generation"))
-        if table in REWINDABLE:
-            row = (*row, None)
+        transaction = self._open
+        assert transaction is not None, "rows are inserted inside a transaction"
+        stamped = (*values, transaction.position, transaction.generation)
+        row = (None, *stamped, None) if table in REWINDABLE else (None, *stamped)
+        transaction.rows.setdefault(table, []).append(stamped)
         try:
             self._connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
         except sqlite3.IntegrityError as error:
@@ -254,13 +294,51 @@ class Ledger:
         return int(row[0] or 0)
 
 
-def _check_header(connection: sqlite3.Connection, path: Path) -> None:
+def read_chained(connection: sqlite3.Connection) -> dict[int, dict[str, list[tuple[Any, ...]]]]:
+    """Return the rows of the chained tables by position and table, as `ledger_chain` takes them."""
+    found: dict[int, dict[str, list[tuple[Any, ...]]]] = {}
+    for table in CHAINED:
+        columns = COLUMNS[table].split()
+        place = columns.index("position")
+        for row in connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY id"):
+            found.setdefault(row[place], {}).setdefault(table, []).append(tuple(row))
+    return found
+
+
+def _head(connection: sqlite3.Connection) -> str:
+    row = connection.execute("SELECT digest FROM chain ORDER BY position DESC LIMIT 1").fetchone()
+    return GENESIS if row is None else str(row[0])
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Give a ledger of format 1 its chain; the first link covers all that it holds."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in upgrade_statements():
+            connection.execute(statement)
+        merged: dict[str, list[tuple[Any, ...]]] = {}
+        for _, tables in sorted(read_chained(connection).items()):
+            for table, rows in tables.items():
+                merged.setdefault(table, []).extend(rows)
+        position = connection.execute("SELECT value FROM meta WHERE name = 'position'").fetchone()[0]
+        if position:
+            connection.execute("INSERT INTO chain VALUES (?, ?)", (position, link_digest(GENESIS, merged)))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def check_header(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the format of the file. CheckpointError if it is not a ledger, or of a later rayrl."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
         raise CheckpointError(f"{path} is an SQLite file, but not a ledger of rayrl")
     if version > SCHEMA_VERSION:
         raise CheckpointError(f"ledger {path} has format {version}, this rayrl reads {SCHEMA_VERSION}; upgrade rayrl")
+    return version
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from rayrl import __version__
+from rayrl.cli.audit import audit
 from rayrl.cli.check import check
 from rayrl.cli.evaluate import evaluate
 from rayrl.cli.exit_code import exit_code_of
@@ -34,6 +35,7 @@ app.command("train")(train)
 app.command("sft")(sft)
 app.command("eval")(evaluate)
 app.command("check")(check)
+app.command("audit")(audit)
 app.command("schema")(schema)
 app.add_typer(models_app, name="models")
 

@@ -25,6 +25,7 @@ from rayrl.driver.result import RunResult
 from rayrl.driver.rollout_log import RolloutLog
 from rayrl.driver.rollout_loop import RolloutLoop
 from rayrl.driver.run_failure import marking_start
+from rayrl.driver.run_record import recording_run
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.driver.train_loop import TrainHistory, TrainLoop
 from rayrl.tracking.metrics import Tracker
@@ -50,6 +51,7 @@ class Assembly:
     fleet: Fleet
     folder: RunFolder
     ledger: Ledger
+    stream: PromptStream
     stop: StopSignal
     progress: Progress
     buffer: GroupBuffer
@@ -117,6 +119,7 @@ class Assembly:
             fleet=fleet,
             folder=folder,
             ledger=ledger,
+            stream=stream,
             stop=stop,
             progress=progress,
             buffer=buffer,
@@ -135,7 +138,10 @@ class Assembly:
             # A folder whose run died before its first checkpoint: what it had recorded is sampled again.
             self.ledger.rewind_to(0, min_position=0)
         with marking_start():
-            return await self._run()
+            async with recording_run(self.ledger, self.stream, self.progress, self.folder.path) as ending:
+                result = await self._run()
+                ending.status = result.status
+            return result
 
     async def _run(self) -> RunResult:
         await self.publisher.connect()

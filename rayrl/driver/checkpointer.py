@@ -73,7 +73,7 @@ class Checkpointer:
             ledger_position=self._ledger.position,
             config_digest=self._config_digest,
             run_id=self._run_id,
-            extra={},
+            extra={"ledger_head": self._ledger.head},
         )
         seconds = self._config.driver.deadlines.checkpoint_s
         phase = f"checkpoint of step {state.step}"

@@ -1,6 +1,7 @@
 """What became of each prompt: one place that keeps the prompt stream and the ledger in step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rayrl.checkpoint.ledger import Ledger, Outcome, PromptOutcome
 from rayrl.datasets.prompt_stream import PromptStream
@@ -23,14 +24,24 @@ class OutcomeLog:
         """Return the next prompt to sample; prompts that were sent back come first."""
         return self._stream.next_prompt()
 
-    def train(self, groups: Sequence[GroupSummary], *, step: int, version: int) -> None:
-        """The groups were trained on in `step`, by weights that became `version`."""
-        self._ledger.record_step(step, version, [_outcome(group, "trained") for group in groups])
+    def train(
+        self, groups: Sequence[GroupSummary], *, step: int, version: int, detail: Mapping[str, Any] | None = None
+    ) -> None:
+        """The groups were trained on in `step`, by weights that became `version`; `detail` is for the audit."""
+        self._ledger.record_step(step, version, [_outcome(group, "trained") for group in groups], detail)
         self._account(groups)
 
-    def filter(self, groups: Sequence[GroupSummary], *, step: int, version: int, reason: str) -> None:
+    def filter(
+        self,
+        groups: Sequence[GroupSummary],
+        *,
+        step: int,
+        version: int,
+        reason: str,
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
         """The groups were sampled but left out of training, for a reason that holds for all of them."""
-        self._ledger.record_step(step, version, [_outcome(group, "filtered", reason) for group in groups])
+        self._ledger.record_step(step, version, [_outcome(group, "filtered", reason) for group in groups], detail)
         self._account(groups)
 
     def give_up(self, group: GroupSummary, *, step: int, version: int, reason: str) -> None:

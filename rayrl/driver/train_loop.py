@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayrl.checkpoint.ledger import Ledger
+from rayrl.checkpoint.ledger_events import DROPPED_STALE
 from rayrl.config.run import RunConfig
 from rayrl.driver.batch import BatchPlan, plan_batch
 from rayrl.driver.checkpointer import Checkpointer
@@ -30,6 +31,7 @@ from rayrl.driver.publisher import PublicationRecord, Publisher
 from rayrl.driver.rollout_log import RolloutLog
 from rayrl.driver.rollout_loop import RolloutLoop
 from rayrl.driver.staleness import oldest_allowed_version
+from rayrl.driver.step_account import step_account
 from rayrl.driver.step_metrics import StepTimes, batch_metrics
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.errors import DeadlineExceeded
@@ -88,6 +90,7 @@ class TrainLoop:
             what="training steps skipped for a loss or gradient that is not finite",
             limit=config.driver.max_skipped_steps,
             setting="driver.max_skipped_steps",
+            share=config.driver.max_failure_share,
         )
         self.history = TrainHistory()
         self.phase = "starting"
@@ -116,6 +119,7 @@ class TrainLoop:
                 self._evaluator.start(self._progress.version)
             await self._collect_evaluation()
         await self._rollout_log.finish()
+        self._budget.finish()
 
     async def _next_batch(self) -> BatchPlan | None:
         """Wait for a full batch and take it out of the buffer; None if the run is asked to stop first."""
@@ -157,7 +161,7 @@ class TrainLoop:
         for group in plan.dropped:
             self._outcomes.send_back(group.summary)
             self._ledger.record_event(
-                "dropped_stale", step=self._progress.step, detail={"prompt_id": str(group.summary.prompt_id)}
+                DROPPED_STALE, step=self._progress.step, detail={"prompt_id": str(group.summary.prompt_id)}
             )
         self._dropped += len(plan.dropped)
         self._progress.release(len(plan.dropped), consumed=False)
@@ -174,13 +178,14 @@ class TrainLoop:
         times = StepTimes(waited_s=waited_s)
         result = await self._train_on(plan, step, times)
         summaries = [group.summary for group in plan.chosen]
+        detail = step_account(plan, result, version=self._progress.version)
         if result.skipped:
             reason = result.reason or "not finite"
-            self._outcomes.filter(summaries, step=step, version=self._progress.version, reason=reason)
+            self._outcomes.filter(summaries, step=step, version=self._progress.version, reason=reason, detail=detail)
             _LOGGER.warning("step %d changed nothing: %s", step, reason)
         else:
             record = await self._publish(self._progress.version + 1, step, times)
-            self._outcomes.train(summaries, step=step, version=record.version)
+            self._outcomes.train(summaries, step=step, version=record.version, detail=detail)
         # Only after the publication: capacity that opens earlier would let groups start on weights about to be old.
         self._progress.release(len(plan.chosen), consumed=not result.skipped)
         self._progress.step = step
@@ -253,6 +258,8 @@ class TrainLoop:
             self._evaluator.start(self._progress.version)
         if self._checkpointer.is_due(step) and step < self._config.driver.num_steps:
             self.phase = f"checkpoint of step {step}"
+            # A step that a checkpoint counts is never done again: its trajectories must be on disk before.
+            await self._rollout_log.finish()
             await self._checkpointer.save()
 
     async def _collect_evaluation(self) -> None:

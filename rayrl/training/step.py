@@ -32,3 +32,5 @@ class TrainStepResult:
     """Duration in this worker."""
     num_tokens: int
     """Tokens that carried loss, over all ranks."""
+    data_digest: str = ""
+    """Of all trajectories of the step as they arrived (`checkpoint.group_digest`); empty but on rank 0."""

@@ -90,6 +90,7 @@ class TrainWorker:
 
     def train_step(self, request: TrainStepRequest, *batches: "pa.RecordBatch") -> TrainStepResult:
         """Train on the groups in `batches`, each rank on its share of them; all ranks are given the same batches."""
+        from rayrl.checkpoint.group_digest import group_digest
         from rayrl.training.batch import batch_from_arrow, mask_stale, split_groups
         from rayrl.training.losses import PolicyLoss, batch_advantages
         from rayrl.training.shaping import mask_truncated, shape_rewards
@@ -98,6 +99,7 @@ class TrainWorker:
         if algorithm is None:
             raise EngineError("this training worker was made for supervised steps: its settings have no algorithm")
         start = time.monotonic()
+        digest = group_digest(batches) if self._rank == 0 else ""
         batch, num_failed = batch_from_arrow(batches)
         batch = shape_rewards(batch, algorithm.shaping, self._settings.max_new_tokens)
         batch = replace(batch, advantages=batch_advantages(batch, algorithm))
@@ -122,7 +124,7 @@ class TrainWorker:
             "train/failed_trajectories": float(num_failed),
             "train/masked_truncated_trajectories": float(num_truncated),
         }
-        return _result(batch, steps, extra, time.monotonic() - start)
+        return replace(_result(batch, steps, extra, time.monotonic() - start), data_digest=digest)
 
     def sft_step(self, step: int, *batches: "pa.RecordBatch") -> TrainStepResult:
         """Make one supervised optimizer step, number `step` of the run, on the loss-carrying tokens of `batches`."""

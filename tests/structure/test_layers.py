@@ -14,7 +14,7 @@ LAYERS = (
     ("config",),
     ("tracking",),
     ("algorithms", "rewards", "datasets", "models", "checkpoint", "infra"),
-    ("rollout", "training", "inference"),
+    ("rollout", "training", "inference", "audit"),
     ("driver",),
     ("cli",),
 )

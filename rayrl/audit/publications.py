@@ -1,0 +1,106 @@
+"""Was every version acknowledged by every live engine, with one digest?"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayrl.audit.finding import Finding, judge
+from rayrl.audit.run_record import RunRecord
+from rayrl.audit.step_view import step_views
+from rayrl.checkpoint.ledger_events import ENGINE_PREFIX, RUN_STARTED
+from rayrl.checkpoint.ledger_reader import LedgerRecord, PublicationRow
+
+CLAIM = "every version was acknowledged by every live engine, with one digest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One publication: what each engine said in one transaction."""
+
+    version: int
+    position: int
+    digests: tuple[str, ...]
+    """Different ones, in alphabetical order."""
+    acknowledged: tuple[str, ...]
+    silent: tuple[str, ...]
+    is_live: bool
+
+
+def check_publications(run: RunRecord) -> Finding:
+    """Return whether each trained version reached all engines as it was sent.
+
+    An engine is live from its first acknowledgement until an event of the ledger says that it left, or until another
+    process goes on with the run. Publications that a rewind superseded are looked at as well: they happened.
+    """
+    rounds = publication_rounds(run.ledger)
+    violations = _digest_faults(rounds) + _membership_faults(run.ledger, rounds)
+    published = {item.version for item in rounds if item.is_live and item.acknowledged}
+    wanted = {0, *(view.row.version for view in step_views(run))} if run.ledger.steps else published
+    violations += [f"version {version} was never published" for version in sorted(wanted - published)]
+    return judge("publications", CLAIM, violations)
+
+
+def publication_rounds(ledger: LedgerRecord) -> list[Round]:
+    """Return all publications in the order in which they happened."""
+    grouped: dict[tuple[int, int], list[PublicationRow]] = defaultdict(list)
+    for row in ledger.publications:
+        grouped[row.stamp.position, row.version].append(row)
+    return [
+        Round(
+            version=version,
+            position=position,
+            digests=tuple(sorted({row.digest for row in rows if row.acknowledged})),
+            acknowledged=tuple(row.engine for row in rows if row.acknowledged),
+            silent=tuple(row.engine for row in rows if not row.acknowledged),
+            is_live=all(row.stamp.superseded_by is None for row in rows),
+        )
+        for (position, version), rows in sorted(grouped.items())
+    ]
+
+
+def _digest_faults(rounds: Sequence[Round]) -> list[str]:
+    faults = []
+    live: dict[int, str] = {}
+    for item in rounds:
+        if len(item.digests) > 1:
+            faults.append(f"version {item.version} arrived with {len(item.digests)} digests: {_short(item.digests)}")
+        elif item.digests and item.is_live:
+            known = live.setdefault(item.version, item.digests[0])
+            if known != item.digests[0]:
+                faults.append(
+                    f"version {item.version} has two digests in two publications: {_short((known, item.digests[0]))}"
+                )
+    return faults
+
+
+def _membership_faults(ledger: LedgerRecord, rounds: Sequence[Round]) -> list[str]:
+    """Replay who was there: every engine must answer, or have left by then (or be told of right after)."""
+    left = [
+        (event.position, str(event.detail["engine"]))
+        for event in ledger.events
+        if event.kind.startswith(ENGINE_PREFIX) and "engine" in event.detail
+    ]
+    starts = [event.position for event in ledger.events if event.kind == RUN_STARTED]
+    faults = []
+    members: set[str] = set()
+    version: int | None = None
+    for index, item in enumerate(rounds):
+        before = rounds[index - 1].position if index else 0
+        after = rounds[index + 1].position if index + 1 < len(rounds) else ledger.position + 1
+        if any(before < start <= item.position for start in starts):
+            members, version = set(), None
+        # A push of the version in use goes only to those that join.
+        is_push = item.version == version
+        gone = {engine for position, engine in left if before < position < after}
+        expected = set() if is_push else members - gone
+        for engine in sorted((expected - set(item.acknowledged)) | (set(item.silent) - gone)):
+            faults.append(
+                f"version {item.version} was not acknowledged by {engine}, and no event says that this engine left"
+            )
+        members = (members - gone) | set(item.acknowledged)
+        version = item.version
+    return faults
+
+
+def _short(digests: Sequence[str]) -> str:
+    return ", ".join(digest[:16] for digest in digests)

@@ -1,0 +1,13 @@
+"""Kinds of events that an audit reads; the ledger takes others, too."""
+
+RUN_STARTED = "run_started"
+"""A process begins or goes on. Detail: `dataset`, the state of the prompt stream."""
+RUN_ENDED = "run_ended"
+"""It leaves in order. Detail: `status` (done or stopped), `dataset`, and `outstanding`, groups that held a slot."""
+RUN_FAILED = "run_failed"
+"""It ends with an error. Detail: `error`, class and message; the last steps may lack their rollout log."""
+DROPPED_STALE = "dropped_stale"
+"""A group was too old and its prompt goes back. Detail: `prompt_id`."""
+ENGINE_PREFIX = "engine_"
+"""Kinds that begin so tell of one engine, which the detail `engine` names: quarantined, died, removed, replaced.
+An engine without such an event is expected to acknowledge every version."""

@@ -1,0 +1,66 @@
+"""What the ledger says of a run as a whole: that it began, how it ended; and the audit of it, left in its folder."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayrl.audit.report import AUDIT_FILE, write_audit
+from rayrl.checkpoint.ledger import Ledger
+from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_FAILED, RUN_STARTED
+from rayrl.datasets.prompt_stream import PromptStream
+from rayrl.driver.progress import Progress
+from rayrl.errors import RayrlError
+from rayrl.utils.logger import get_logger
+
+_LOGGER = get_logger("driver.record")
+
+
+@dataclass(slots=True, kw_only=True)
+class Ending:
+    """How the body ended; to be set by it."""
+
+    status: str = "stopped"
+
+
+@asynccontextmanager
+async def recording_run(
+    ledger: Ledger, stream: PromptStream, progress: Progress, run_dir: Path
+) -> AsyncIterator[Ending]:
+    """Record start and end of the body in the ledger, then audit the run, also one that failed."""
+    ledger.record_event(RUN_STARTED, progress.step, {"dataset": stream.state()})
+    ending = Ending()
+    try:
+        yield ending
+    except BaseException as error:
+        _record_failure(ledger, progress, error)
+        # Cancelled: somebody wants to leave at once.
+        if isinstance(error, Exception):
+            await asyncio.to_thread(_audit, run_dir)
+        raise
+    detail = {"status": ending.status, "dataset": stream.state(), "outstanding": progress.outstanding}
+    ledger.record_event(RUN_ENDED, progress.step, detail)
+    await asyncio.to_thread(_audit, run_dir)
+
+
+def _record_failure(ledger: Ledger, progress: Progress, error: BaseException) -> None:
+    text = f"{type(error).__name__}: {error}"
+    try:
+        ledger.record_event(RUN_FAILED, progress.step, {"error": text[:2000]})
+    except RayrlError as second:
+        # The ledger may be what failed; the first error is the one to tell.
+        _LOGGER.warning("the failure could not be recorded: %s", second)
+
+
+def _audit(run_dir: Path) -> None:
+    try:
+        report = write_audit(run_dir)
+    except Exception as error:  # noqa: BLE001 - an audit that cannot be made must not hide how the run ended
+        _LOGGER.warning("the run could not be audited: %s: %s", type(error).__name__, error)
+        return
+    refuted = [finding for finding in report.findings if finding.verdict == "refuted"]
+    for finding in refuted:
+        _LOGGER.error("audit: %s refuted: %s", finding.check, finding.violations[0])
+    if not refuted:
+        _LOGGER.info("audit: nothing refuted; see %s", run_dir / AUDIT_FILE)

@@ -1,0 +1,59 @@
+"""One real run for all audit tests; each test tampers with a copy of its folder."""
+
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rayrl import Run
+
+# Makes `audit_runs` importable for the tests of this folder.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rayrl.models.tiny import create_tiny_model
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return create_tiny_model(
+        folder, alphabet="0123456789+=", hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_context=32
+    )
+
+
+@pytest.fixture(scope="session")
+def finished_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Path:
+    """The folder of a run that was stopped after 3 of its steps, resumed, and ended after 5."""
+    from audit_runs import small_config
+
+    root = tmp_path_factory.mktemp("runs")
+    Run(small_config(tiny_model, root, 3, {})).train()
+    return Run(small_config(tiny_model, root, 5, {}), resume="auto").train().run_dir
+
+
+@pytest.fixture
+def run_dir(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of the run's folder to tamper with."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def tamper(run_dir: Path) -> Callable[[str], None]:
+    """Change the ledger of the copy as somebody with another program would: triggers and indices do not hold."""
+
+    def change(*statements: str) -> None:
+        connection = sqlite3.connect(run_dir / "ledger.sqlite")
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for (name,) in names:
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("DROP INDEX live_prompts")
+        connection.execute("DROP INDEX live_steps")
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+        connection.close()
+
+    return change
