@@ -54,6 +54,14 @@ class TransferError(RayrlError, RuntimeError):
     """Weights did not arrive as sent: digest, shape or membership differ."""
 
 
+class CollectiveError(RayrlError, RuntimeError):
+    """Ranks of a group call different collectives; the message names the first difference."""
+
+
+class StallError(RayrlError, TimeoutError):
+    """No step has finished for longer than `debug.stall_s`; the message names the cause that was found."""
+
+
 class EngineError(RayrlError, RuntimeError):
     """An inference or training engine cannot do what was asked."""
 

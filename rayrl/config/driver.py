@@ -46,6 +46,9 @@ class DriverConfig(Section):
     """Groups in a row without a usable trajectory, after which the run stops."""
     max_skipped_steps: int = Field(default=5, ge=0)
     """Training steps in a row with a loss or gradient that is not finite, after which the run stops."""
+    max_failure_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of training steps skipped, or of groups given up, since the start, above which the run stops. It counts
+    once there are more than the row's limit of them, and for training steps at the end of the run."""
     deadlines: DeadlineConfig = DeadlineConfig()
     """Deadlines of all waits."""
 

@@ -1,5 +1,6 @@
 """Which finished groups are left out of training. Pure; the rollout loop acts on it."""
 
+import traceback
 from collections.abc import Callable
 
 from rayrl.config.algorithm import ShapingConfig
@@ -25,10 +26,23 @@ class GroupFilter:
                 raise ConfigError(f"algorithm.shaping.filter: {error}") from error
 
     def reason(self, group: GroupSummary) -> str | None:
-        """Return why a group with usable trajectories is filtered, or None to train on it."""
+        """Return why a group with usable trajectories is filtered, or None to train on it.
+
+        ConfigError if the user's function raises: what it would have filtered is not known.
+        """
         # Rewards are compared, not advantages: equal floats can leave 1e-17 there.
         if self._drops_without_signal and len(set(group.rewards)) == 1:
             return NO_SIGNAL
-        if self._function is not None and not self._function(group):
+        if self._function is not None and not self._ask(self._function, group):
             return f"algorithm.shaping.filter={self._path} said no"
         return None
+
+    def _ask(self, function: Callable[[GroupSummary], bool], group: GroupSummary) -> bool:
+        try:
+            return bool(function(group))
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise ConfigError(
+                f"algorithm.shaping.filter={self._path} raised {type(error).__name__}: {error} on group "
+                f"{group.prompt_id} ({place.filename}:{place.lineno}); it must return True or False for every group"
+            ) from error

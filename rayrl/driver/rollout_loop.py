@@ -56,6 +56,7 @@ class RolloutLoop:
             what="groups without a usable trajectory",
             limit=config.driver.max_failed_groups,
             setting="driver.max_failed_groups",
+            share=config.driver.max_failure_share,
         )
         self._filter = GroupFilter(config.algorithm.shaping)
         self._filter_budget = FailureBudget(

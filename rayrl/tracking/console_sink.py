@@ -25,8 +25,8 @@ class ConsoleSink:
     """Shows step x of N, the metrics of `COLUMNS` and the time left.
 
     On a terminal one live line; else one plain line per step. Plain lines come at most about once per second, except
-    for evaluations and the last step; a line held back is shown at `close`. Values of metrics that a step lacks are
-    those of the last step that had them.
+    for evaluations. The line of the last step is held back until its evaluation or `close`, so that it comes once.
+    Values of metrics that a step lacks are those of the last step that had them.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class ConsoleSink:
             self._live.update(step, text)
             return
         line = f"step {step}/{self._num_steps}  {text}".rstrip()
-        important = step >= self._num_steps or any(name.startswith("eval/") for name in metrics)
-        if important or self._last_print is None or now - self._last_print >= _MIN_INTERVAL_S:
+        is_evaluation = any(name.startswith("eval/") for name in metrics)
+        is_due = self._last_print is None or now - self._last_print >= _MIN_INTERVAL_S
+        if is_evaluation or (is_due and step < self._num_steps):
             self._last_print, self._held_back = now, None
             self._print(line)
         else:

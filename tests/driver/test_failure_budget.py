@@ -44,3 +44,22 @@ def test_versions_only_go_up() -> None:
     progress = Progress(version=3)
     with pytest.raises(AssertionError, match="does not follow"):
         progress.publish(3)
+
+
+def test_budget_raises_when_failures_are_too_large_a_share_though_never_in_a_row() -> None:
+    budget = FailureBudget(what="skipped steps", limit=2, setting="x", share=0.4)
+    for _ in range(2):
+        budget.fail("a")
+        budget.succeed()
+    with pytest.raises(BudgetExhausted, match=r"3 of 5 tries were skipped steps.*max_failure_share=0.4; the last.*b"):
+        budget.fail("b")
+
+
+def test_end_of_a_run_that_failed_mostly_is_refused_though_it_was_too_short_for_the_row() -> None:
+    budget = FailureBudget(what="skipped steps", limit=5, setting="x", share=0.5)
+    budget.succeed()
+    budget.fail("a")
+    budget.finish()
+    budget.fail("a")
+    with pytest.raises(BudgetExhausted, match="2 of 3 tries were skipped steps"):
+        budget.finish()

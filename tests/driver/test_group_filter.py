@@ -27,3 +27,9 @@ def test_filter_function_decides_from_the_summary() -> None:
 def test_filter_that_cannot_be_imported_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.shaping\.filter: cannot import"):
         GroupFilter(ShapingConfig(filter="no_such_module:keep"))
+
+
+def test_filter_that_raises_is_an_error_that_names_function_group_and_place() -> None:
+    words = r"filter=operator:index raised TypeError.*on group sums/0/0 \(.*group_filter\.py:\d+\)"
+    with pytest.raises(ConfigError, match=words):
+        GroupFilter(ShapingConfig(filter="operator:index")).reason(summary())

@@ -199,6 +199,18 @@ def test_plain_console_shows_a_held_back_line_when_the_run_stops_early() -> None
     assert [line.split("  ")[0] for line in out.getvalue().splitlines()] == ["step 1/20", "step 2/20"]
 
 
+def test_plain_console_shows_the_last_step_once_with_the_evaluation_that_follows_it() -> None:
+    sink, out, clock = plain_console()
+
+    clock.now = 5.0
+    sink.log(20, {"reward/mean": 0.5})
+    clock.now = 9.0
+    sink.log(20, {"eval/accuracy": 0.75})
+    sink.close()
+
+    assert out.getvalue().splitlines() == ["step 20/20  reward 0.500  accuracy 0.750"]
+
+
 def test_plain_console_takes_text_literally() -> None:
     sink, out, _ = plain_console()
 
