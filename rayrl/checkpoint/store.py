@@ -2,7 +2,7 @@
 
     begin(step)   root/.tmp-step_000010-x9k2   workers write their files inside
     commit        state.json → fsync files and folders → manifest.json → fsync → rename to root/step_000010
-                  → fsync root → remove checkpoints beyond keep_last
+                  → fsync root → remove checkpoints that the retention rule does not keep
     abandon       remove the temporary folder
 
 A process that dies anywhere leaves the earlier checkpoints, or those and the new one, never a part. All writing
@@ -28,7 +28,9 @@ from rayrl.checkpoint.manifest import (
     file_digest,
     read_manifest,
 )
+from rayrl.checkpoint.retention import Candidate, RetentionRule, to_remove
 from rayrl.checkpoint.run_state import RunState
+from rayrl.checkpoint.score import SCORE, score_from_bytes, score_to_bytes
 from rayrl.errors import CheckpointError
 from rayrl.utils.logger import get_logger
 
@@ -75,13 +77,17 @@ class CheckpointStore:
     Nothing is created or removed before the first `begin`, so that looking for a checkpoint leaves no trace.
     """
 
-    def __init__(self, root: Path, keep_last: int, disk: Disk | None = None) -> None:
-        assert keep_last > 0, "at least the newest checkpoint is kept"
+    def __init__(
+        self, root: Path, keep_last: int = 1, disk: Disk | None = None, *, rule: RetentionRule | None = None
+    ) -> None:
+        """`rule` says what is kept, `keep_last` where nothing but the newest ones is."""
         self._root = root
-        self._keep_last = keep_last
+        self._rule = rule if rule is not None else RetentionRule(keep_last=keep_last)
         self._disk = disk if disk is not None else Disk()
         self._pending: set[Path] = set()
         self._swept = False
+        self._committed: dict[int, Path] = {}
+        self._scores: dict[int, float] = {}
 
     def begin(self, step: int) -> PendingCheckpoint:
         """Make the folder of a new checkpoint; the first call removes what dead runs left. Raises CheckpointError."""
@@ -95,7 +101,7 @@ class CheckpointStore:
         return PendingCheckpoint(path=path, step=step)
 
     def commit(self, pending: PendingCheckpoint, state: RunState, expected: Iterable[str] = ()) -> Path:
-        """Make a checkpoint visible and return its folder; then remove those beyond `keep_last`.
+        """Make a checkpoint visible and return its folder; then remove those that the rule does not keep.
 
         `expected` are files that workers must have written, relative to the folder. On failure, a full disk or a
         missing file, CheckpointError is raised, the temporary folder is removed and older checkpoints are intact.
@@ -111,8 +117,26 @@ class CheckpointStore:
             self.abandon(pending)
             raise
         self._pending.discard(pending.path)
+        self._committed[state.version] = target
+        if state.version in self._scores:
+            self._write_score(target, self._scores[state.version])
         self._prune()
         return target
+
+    def record_score(self, version: int, value: float) -> None:
+        """Note the value of the rule's metric, measured on `version`, before or after its checkpoint is complete.
+
+        A checkpoint that another process wrote has its score already or gets none: after a resume the same version
+        number may stand for other weights.
+        """
+        self._scores[version] = value
+        if version in self._committed:
+            self._write_score(self._committed[version], value)
+
+    def forget_scores(self) -> None:
+        """Versions made from now on are others than those of the same numbers before."""
+        self._scores.clear()
+        self._committed.clear()
 
     def abandon(self, pending: PendingCheckpoint) -> None:
         """Remove a checkpoint that will not be finished; a second call does nothing."""
@@ -205,7 +229,12 @@ class CheckpointStore:
         return name
 
     def _prune(self) -> None:
-        for old in self.complete()[: -self._keep_last]:
+        complete = {item.manifest.serial: item for item in self.complete()}
+        candidates = [
+            Candidate(serial=serial, step=item.step, score=self._score_of(item.path))
+            for serial, item in complete.items()
+        ]
+        for old in (complete[candidate.serial] for candidate in to_remove(candidates, self._rule)):
             # Out of sight first: removing a tree takes many calls, and half a checkpoint must never be seen.
             hidden = self._root / f"{_TEMPORARY}old-{old.path.name}-{secrets.token_hex(4)}"
             try:
@@ -214,6 +243,21 @@ class CheckpointStore:
                 _logger.warning("cannot remove old checkpoint %s: %s", old.path, error.strerror)
                 continue
             self._try_remove(hidden)
+
+    def _write_score(self, folder: Path, value: float) -> None:
+        assert self._rule.metric is not None, "scores are of the rule's metric"
+        try:
+            self._disk.write(folder / SCORE, score_to_bytes(self._rule.metric, value))
+        except OSError as error:
+            _logger.warning("cannot note %s of %s: %s", self._rule.metric, folder, error.strerror)
+
+    def _score_of(self, folder: Path) -> float | None:
+        if self._rule.metric is None:
+            return None
+        try:
+            return score_from_bytes((folder / SCORE).read_bytes(), self._rule.metric)
+        except OSError:
+            return None
 
     def _try_remove(self, path: Path) -> None:
         if not path.exists():

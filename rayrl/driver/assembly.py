@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from rayrl.checkpoint.ledger import Ledger
+from rayrl.checkpoint.retention import RetentionRule
 from rayrl.checkpoint.store import Checkpoint, CheckpointStore
 from rayrl.config.base import Section
 from rayrl.config.run import RunConfig
@@ -81,7 +82,7 @@ class Assembly:
         evaluator = Evaluator(config=config, workers=fleet.rollout)
         checkpointer = Checkpointer(
             config=config,
-            store=CheckpointStore(folder.checkpoints, config.checkpoint.keep_last),
+            store=CheckpointStore(folder.checkpoints, rule=RetentionRule.of(config.checkpoint)),
             run_id=folder.run_id,
             config_digest=digest_of(resolved_yaml(config)),
             train=fleet.train,
@@ -139,7 +140,10 @@ class Assembly:
             self.ledger.rewind_to(0, min_position=0)
         with marking_start():
             async with recording_run(self.ledger, self.stream, self.progress, self.folder.path) as ending:
-                result = await self._run()
+                try:
+                    result = await self._run()
+                finally:
+                    await self.checkpointer.close()
                 ending.status = result.status
             return result
 
@@ -167,7 +171,9 @@ class Assembly:
     async def _finish(self) -> RunResult:
         is_done = self.progress.step >= self.config.driver.num_steps
         if self.config.checkpoint.at_end:
-            await self.checkpointer.save()
+            await self.checkpointer.save_now()
+        else:
+            await self.checkpointer.finish_writing()
         if is_done and self.config.checkpoint.export_hf:
             await self.fleet.train.call_all(
                 "export_hf",

@@ -46,6 +46,11 @@ class Progress:
         self.version = version
         self.changed.set()
 
+    def restore(self, *, step: int, version: int, consumed: int, outstanding: int) -> None:
+        """Set all counts to those of a checkpoint."""
+        self.step, self.version, self.consumed, self.outstanding = step, version, consumed, outstanding
+        self.changed.set()
+
     def snapshot(self) -> ProgressSnapshot:
         """Return the counts."""
         return ProgressSnapshot(

@@ -92,7 +92,7 @@ class Run:
     def _open_checkpoint(self, folder: RunFolder) -> Checkpoint | None:
         if self._resume == "never":
             return None
-        store = CheckpointStore(folder.checkpoints, self._config.checkpoint.keep_last)
+        store = CheckpointStore(folder.checkpoints)
         if isinstance(self._resume, Path):
             checkpoint = store.open(self._resume, run_id=folder.run_id)
         else:

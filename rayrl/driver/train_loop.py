@@ -202,6 +202,7 @@ class TrainLoop:
             "rollout/filtered_groups": float(self._rollout_loop.num_filtered),
             "rollout/groups_in_flight": float(self._rollout_loop.num_in_flight),
             "rollout/groups_buffered": float(len(self._buffer)),
+            **self._checkpointer.metrics(),
         }
         self.history.reward_means.append(metrics["reward/mean"])
         self._log(step, metrics)
@@ -269,6 +270,7 @@ class TrainLoop:
         self.history.accuracies.append(metrics["eval/accuracy"])
         if metrics["eval/other_version_share"] > 0:
             _LOGGER.warning("evaluation ran on more than one version: %s", metrics)
+        self._checkpointer.note_evaluation(metrics)
         self._log(self._progress.step, metrics)
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rayrl.errors import EngineError
+from rayrl.errors import CheckpointError, EngineError
 from rayrl.rollout.engine_sampler import EngineSampler
 from rayrl.rollout.group import GroupRequest, run_group
 from rayrl.rollout.registry import make_workflow
@@ -131,10 +131,13 @@ class RolloutWorker:
         await asyncio.to_thread(write_rollouts, Path(path), list(batches))
 
     async def write_groups(self, path: str, *batches: Any) -> None:
-        """Write buffered groups into a checkpoint."""
+        """Write buffered groups into a checkpoint. CheckpointError if that cannot be done."""
         from rayrl.checkpoint.run_state import write_groups
 
-        await asyncio.to_thread(write_groups, Path(path), list(batches))
+        try:
+            await asyncio.to_thread(write_groups, Path(path), list(batches))
+        except OSError as error:
+            raise CheckpointError(f"cannot write buffered groups to {path}: {error.strerror or error}") from error
 
     async def read_groups(self, path: str) -> list[Any]:
         """Return the summaries of a checkpoint's buffered groups, then their batches, each in order."""

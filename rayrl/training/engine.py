@@ -1,6 +1,6 @@
 """The contract of training engines, and what a step of one returns."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -104,6 +104,14 @@ class TrainEngine(Protocol):
     def weight_tensors(self, dtype: str) -> "Iterator[tuple[str, Tensor]]":
         """Yield each weight as a whole, cast to `dtype`; it is gathered when it is asked for. May be the parameter
         itself: not to be changed, nor kept."""
+        ...
+
+    def begin_save(self, folder: Path) -> Callable[[], None]:
+        """Copy what `save` writes, and return what writes the copy to `folder`.
+
+        That may run in another thread while the engine trains on: it uses no group that training uses. An engine that
+        cannot copy its state writes it here, and returns a function that does nothing.
+        """
         ...
 
     def save(self, folder: Path) -> None:

@@ -5,7 +5,7 @@ forward, loss, backward ─> sum of the metrics over ranks and global gradient n
 or skip it if loss or norm are not finite.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -59,6 +59,7 @@ class FsdpEngine:
         self._weights = weights_of(self._policy)
         self._optimizer = make_optimizer(self._weights.items(), training.optimizer)
         self._optimizer_steps = 0
+        self._saver = state.StateSaver()
 
     def train_step(self, batch: TrainBatch, loss_fn: LossFunction) -> StepResult:
         """See `TrainEngine`."""
@@ -149,9 +150,13 @@ class FsdpEngine:
             # Cast before the gather: half the traffic in bfloat16.
             yield name, full(weight.detach().to(target))
 
+    def begin_save(self, folder: Path) -> Callable[[], None]:
+        """See `TrainEngine`."""
+        return self._saver.begin(folder, self._weights, self._optimizer, self._optimizer_steps)
+
     def save(self, folder: Path) -> None:
         """See `TrainEngine`."""
-        state.save_state(folder, self._weights, self._optimizer, self._optimizer_steps)
+        self.begin_save(folder)()
 
     def load(self, folder: Path) -> None:
         """See `TrainEngine`."""

@@ -2,10 +2,12 @@
 
 Weights and moments are stored by name and as a whole, so that another number of ranks can read them. Random state is
 stored per rank, and restored only where the rank existed.
+
+A save has two parts: the copy, for which training waits, and the write, which may run in another thread.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -23,12 +26,51 @@ from rayrl.errors import CheckpointError
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+class StateSaver:
+    """Saves of one engine; at most one is under way."""
+
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup | None = None
+
+    def begin(
+        self, folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: int
+    ) -> Callable[[], None]:
+        """Copy weights, moments, counts and random state to the host, and return what writes the copy to `folder`.
+
+        Every rank calls both. The second may run in a thread, and raises CheckpointError with the cause.
+        """
+        state = _tensors(weights, optimizer) | _random_state() | {"optimizer_steps": torch.tensor(steps)}
+        if dist.is_initialized() and self._group is None:
+            # Of its own: collectives of a write that runs beside training must not come between those of a step.
+            self._group = dist.new_group(backend="gloo")
+        # One copy for each save, let go with it: a kept one would double the memory for the whole run.
+        copy: dict[str, Tensor] = StateDictStager().stage(state)
+        return lambda: _write(folder, copy, self._group)
+
+
 def save_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Write weights, moments, counts and random state; every rank calls it with the same folder."""
-    state = _tensors(weights, optimizer) | _random_state() | {"optimizer_steps": torch.tensor(steps)}
-    folder.mkdir(parents=True, exist_ok=True)
-    with _without_hint():
-        save(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+    StateSaver().begin(folder, weights, optimizer, steps)()
+
+
+def _write(folder: Path, state: dict[str, Tensor], group: dist.ProcessGroup | None) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _without_hint():
+            save(state, checkpoint_id=str(folder), process_group=group, no_dist=group is None)
+    except (CheckpointException, RuntimeError, OSError) as error:
+        raise CheckpointError(f"cannot write the training state to {str(folder)!r}: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    """Return the first line of what went wrong; of a failure on several ranks, of the first rank that has one."""
+    if isinstance(error, CheckpointException):
+        failures = sorted(error.failures.items())
+        if failures:
+            rank, (cause, _) = failures[0]
+            return f"rank {rank}: {type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def load_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
@@ -52,7 +94,7 @@ def load_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.
         with _without_hint():
             load(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
     except (CheckpointException, ValueError, RuntimeError, OSError) as error:
-        raise CheckpointError(f"{str(folder)!r} cannot be read: {str(error).splitlines()[0]}") from error
+        raise CheckpointError(f"{str(folder)!r} cannot be read: {_cause(error)}") from error
     _restore_random_state(state)
     return int(state["optimizer_steps"])
 

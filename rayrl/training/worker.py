@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayrl.errors import EngineError, TransferError
 from rayrl.infra.publication import TRANSFER_GROUP
+from rayrl.training.background_save import BackgroundSave
 from rayrl.training.settings import TrainWorkerSettings
 from rayrl.training.step import TrainStepRequest, TrainStepResult
 from rayrl.utils.logger import get_logger, setup_logging
@@ -43,6 +44,7 @@ class TrainWorker:
         self._settings = settings
         self._log = get_logger("train", rank)
         self._engine: TrainEngine | None = None
+        self._saving = BackgroundSave()
         self._training_rendezvous: HostedRendezvous | None = None
         self._transfer_rendezvous: HostedRendezvous | None = None
         self._route: WeightRoute | None = None
@@ -193,6 +195,16 @@ class TrainWorker:
         """Free what was kept for engines that had yet to fetch this version."""
         if self._route is not None:
             self._route.release(version)
+
+    def begin_save(self, folder: str) -> None:
+        """Copy the training state and start writing it; training may go on. CheckpointError if one is under way."""
+        # Asked first: the copy of a save that is refused would be made for nothing.
+        self._saving.check_free()
+        self._saving.start(self._ready_engine.begin_save(Path(folder)))
+
+    def save_ended(self) -> bool:
+        """Return whether the last save is written. CheckpointError, once, with what it failed with."""
+        return self._saving.poll()
 
     def save(self, folder: str) -> None:
         """Write the training state."""

@@ -1,0 +1,89 @@
+"""Write one checkpoint: what training must wait for, and what it need not.
+
+    copy     the store makes a folder; every rank copies its state                   training waits
+    finish   ranks write the copies in threads of their own, a rollout worker        training goes on
+             writes the buffered groups; then the store commits
+
+Both are bounded by deadlines.checkpoint_s. A rank that trains answers only between two steps, so that a checkpoint is
+complete at the latest when the step that was running then has ended.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rayrl.checkpoint.run_state import RunState
+from rayrl.checkpoint.store import CheckpointStore, PendingCheckpoint
+from rayrl.config.driver import DeadlineConfig
+from rayrl.driver.group_buffer import BufferedGroup
+from rayrl.errors import DeadlineExceeded
+from rayrl.infra.actor_group import ActorGroup
+from rayrl.infra.waiting import wait_for
+
+TRAIN_FOLDER = "train"
+GROUPS_FILE = "groups.arrow"
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+_DISK = "the file system of the checkpoints"
+
+
+class CheckpointWriter:
+    """Has all processes write their part, then makes it visible."""
+
+    def __init__(
+        self, *, store: CheckpointStore, train: ActorGroup, workers: ActorGroup, deadlines: DeadlineConfig
+    ) -> None:
+        self._store = store
+        self._train = train
+        self._workers = workers
+        self._deadlines = deadlines
+
+    async def copy(self, step: int) -> PendingCheckpoint:
+        """Make the folder and have every rank copy its state. Nothing is left of it where that fails."""
+        seconds, phase = self._deadlines.checkpoint_s, f"checkpoint of step {step}"
+        pending = await wait_for(
+            asyncio.to_thread(self._store.begin, step), seconds=seconds, phase=phase, actor=_DISK, what="a new folder"
+        )
+        try:
+            await self._train.call_all("begin_save", str(pending.path / TRAIN_FOLDER), seconds=seconds, phase=phase)
+        except BaseException:
+            self._store.abandon(pending)
+            raise
+        return pending
+
+    async def finish(self, pending: PendingCheckpoint, state: RunState, groups: Sequence[BufferedGroup]) -> Path:
+        """Return the folder of the complete checkpoint. Nothing is left of it where that fails."""
+        seconds, phase = self._deadlines.checkpoint_s, f"checkpoint of step {state.step}"
+        try:
+            await self._workers.call(
+                0,
+                "write_groups",
+                str(pending.path / GROUPS_FILE),
+                *(group.batch for group in groups),
+                seconds=seconds,
+                phase=phase,
+            )
+            await self._until_written(phase)
+            committing = asyncio.to_thread(self._store.commit, pending, state, (GROUPS_FILE,))
+            path: Path = await wait_for(committing, seconds=seconds, phase=phase, actor=_DISK, what="the commit")
+        except BaseException:
+            self._store.abandon(pending)
+            raise
+        return path
+
+    async def _until_written(self, phase: str) -> None:
+        start = time.monotonic()
+        pause = _FIRST_PAUSE_S
+        while not all(
+            await self._train.call_all(
+                "save_ended", seconds=self._deadlines.step_s + self._deadlines.checkpoint_s, phase=phase
+            )
+        ):
+            if time.monotonic() - start > self._deadlines.checkpoint_s:
+                raise DeadlineExceeded(
+                    f"{phase}: the training state was not written after deadlines.checkpoint_s="
+                    f"{self._deadlines.checkpoint_s}; raise it, or write to faster storage"
+                )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
