@@ -20,6 +20,7 @@ ALLOWED: dict[str, str] = {
     "driver.max_failed_groups": "budgets",
     "driver.max_skipped_steps": "budgets",
     "driver.max_failure_share": "budgets",
+    "supervision": "what happens when processes fail",
     "inference": "engines are filled with the saved weights, however many there are",
     "evaluation": "does not touch the training",
     "checkpoint": "what is kept",
@@ -58,7 +59,9 @@ def differences(old_config: Mapping[str, Any], new_config: Mapping[str, Any]) ->
     """Return the fields that differ, by dotted path in alphabetical order; a field that one side lacks is `UNSET`."""
     old, new = _flatten(old_config), _flatten(new_config)
     return [
-        Difference(path=path, old=old.get(path, UNSET), new=new.get(path, UNSET), allowed=_is_allowed(path))
+        Difference(
+            path=path, old=old.get(path, UNSET), new=new.get(path, UNSET), allowed=reason_allowed(path) is not None
+        )
         for path in sorted(old.keys() | new.keys())
         if old.get(path, UNSET) != new.get(path, UNSET)
     ]
@@ -71,14 +74,17 @@ def check_compatible(old_config: Mapping[str, Any], new_config: Mapping[str, Any
     if refused:
         lines = "\n  ".join(str(item) for item in refused)
         raise CheckpointError(
-            f"this run cannot be resumed with another config; set these back, or choose another run.name:\n  {lines}"
+            f"this run cannot be resumed with another config; set these back, or choose another run.name:\n  {lines}\n"
+            f"what may differ: {', '.join(ALLOWED)}"
         )
     return found
 
 
-def _is_allowed(path: str) -> bool:
+def reason_allowed(path: str) -> str | None:
+    """Return why a field may differ; None if it may not."""
     parts = path.split(".")
-    return any(".".join(parts[:count]) in ALLOWED for count in range(1, len(parts) + 1))
+    prefixes = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return next((ALLOWED[prefix] for prefix in prefixes if prefix in ALLOWED), None)
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

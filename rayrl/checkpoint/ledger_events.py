@@ -8,6 +8,12 @@ RUN_FAILED = "run_failed"
 """It ends with an error. Detail: `error`, class and message; the last steps may lack their rollout log."""
 DROPPED_STALE = "dropped_stale"
 """A group was too old and its prompt goes back. Detail: `prompt_id`."""
+TRAINING_REBUILT = "training_rebuilt"
+"""Training workers were lost and the run went back, after a rewind, to the step of the event. Detail: `error`,
+`from_step`, `from_version`, `to_version`, `groups_in_flight` and `groups_kept` (numbers), `groups_lost` (prompts of
+finished groups, sampled by versions that no longer exist), `seconds`."""
+CHECKPOINT_FAILED = "checkpoint_failed"
+"""A checkpoint could not be written; older ones are intact. Detail: `error`."""
 ENGINE_PREFIX = "engine_"
 """Kinds that begin so tell of one engine, which the detail `engine` names: quarantined, died, removed, replaced.
 An engine without such an event is expected to acknowledge every version."""

@@ -18,6 +18,7 @@ from rayrl.datasets.registry import load_source
 from rayrl.driver.checkpointer import Checkpointer
 from rayrl.driver.evaluator import Evaluator
 from rayrl.driver.fleet import Fleet
+from rayrl.driver.grace import within_grace
 from rayrl.driver.group_buffer import GroupBuffer
 from rayrl.driver.outcomes import OutcomeLog
 from rayrl.driver.progress import Progress
@@ -31,6 +32,9 @@ from rayrl.driver.stop_signal import StopSignal
 from rayrl.driver.train_loop import TrainHistory, TrainLoop
 from rayrl.tracking.metrics import Tracker
 from rayrl.tracking.run_folder import RunFolder
+from rayrl.utils.logger import get_logger
+
+_LOGGER = get_logger("driver")
 
 
 def resolved_yaml(config: Section) -> str:
@@ -141,7 +145,9 @@ class Assembly:
         with marking_start():
             async with recording_run(self.ledger, self.stream, self.progress, self.folder.path) as ending:
                 try:
-                    result = await self._run()
+                    result = await within_grace(
+                        self._run(), self.stop, self.config.checkpoint.grace_s, self._leave_early
+                    )
                 finally:
                     await self.checkpointer.close()
                 ending.status = result.status
@@ -184,6 +190,20 @@ class Assembly:
         return RunResult(
             status="done" if is_done else "stopped",
             steps=self.progress.step,
+            metrics=summary_metrics(self.train_loop.history),
+            run_dir=self.folder.path,
+        )
+
+    def _leave_early(self) -> RunResult:
+        saved = self.checkpointer.saved_step
+        _LOGGER.warning(
+            "checkpoint.grace_s=%s is over: leaving with %s; the steps since are lost and will be done again",
+            self.config.checkpoint.grace_s,
+            "no checkpoint" if saved is None else f"the checkpoint of step {saved}",
+        )
+        return RunResult(
+            status="stopped",
+            steps=saved or 0,
             metrics=summary_metrics(self.train_loop.history),
             run_dir=self.folder.path,
         )

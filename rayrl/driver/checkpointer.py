@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrl.checkpoint.ledger import Ledger
+from rayrl.checkpoint.ledger_events import CHECKPOINT_FAILED
 from rayrl.checkpoint.run_state import RunState
 from rayrl.checkpoint.store import Checkpoint, CheckpointStore, PendingCheckpoint
 from rayrl.config.run import RunConfig
@@ -30,7 +31,6 @@ from rayrl.infra.waiting import wait_for
 from rayrl.utils.logger import get_logger
 
 _LOGGER = get_logger("driver.checkpointer")
-FAILED_EVENT = "checkpoint_failed"
 
 
 class Checkpointer:
@@ -63,6 +63,8 @@ class Checkpointer:
         self._writer = CheckpointWriter(store=store, train=train, workers=workers, deadlines=config.driver.deadlines)
         self._task: asyncio.Task[None] | None = None
         self._pending: PendingCheckpoint | None = None
+        self._newest: Path | None = None
+        self._first_stream_state = stream.state()
         self._is_put_off = False
         self._copy_s = 0.0
         self._write_s = 0.0
@@ -142,6 +144,30 @@ class Checkpointer:
             "time/checkpoint_write_s": self._write_s,
         }
 
+    async def newest(self) -> Checkpoint | None:
+        """Return the newest complete checkpoint of this run, read and proven; None before the first.
+
+        Not simply the last one in the store: after a resume from an older checkpoint that is of another course.
+        """
+        if self._newest is None:
+            return None
+        seconds = self._config.driver.deadlines.checkpoint_s
+        opening = asyncio.to_thread(self._store.open, self._newest, self._run_id)
+        phase = f"opening checkpoint {self._newest}"
+        checkpoint: Checkpoint = await wait_for(opening, seconds=seconds, phase=phase, actor="the file system")
+        return checkpoint
+
+    async def restore_or_restart(self, checkpoint: Checkpoint | None, *, held: Sequence[BufferedGroup] = ()) -> None:
+        """As `restore`; without a checkpoint the run is put back to its beginning, with a fresh training group."""
+        if checkpoint is not None:
+            await self.restore(checkpoint, held=held)
+            return
+        self._stream.restore(self._first_stream_state, held=[group.summary.prompt_id for group in held])
+        self._ledger.rewind_to(0, min_position=0)
+        self._progress.restore(step=0, version=0, consumed=0, outstanding=len(held))
+        self._store.forget_scores()
+        self.saved_step, self._is_put_off = None, False
+
     async def restore(self, checkpoint: Checkpoint, *, held: Sequence[BufferedGroup] = ()) -> None:
         """Put the run back to where `checkpoint` was written; weights still have to be published.
 
@@ -163,7 +189,8 @@ class Checkpointer:
         self._progress.restore(
             step=state.step, version=state.version, consumed=state.consumed, outstanding=len(held) + len(added)
         )
-        self.saved_step = state.step
+        self._store.forget_scores()
+        self._newest, self.saved_step, self._is_put_off = checkpoint.path, state.step, False
 
     @property
     def _is_writing(self) -> bool:
@@ -188,12 +215,12 @@ class Checkpointer:
         self._pending = None
         self._write_s = time.monotonic() - start
         self._num_written += 1
-        self.saved_step = state.step
+        self._newest, self.saved_step = path, state.step
         _LOGGER.info("checkpoint of step %d: %s", state.step, path)
 
     def _fail(self, step: int, error: RayrlError) -> None:
         self._num_failed += 1
-        self._ledger.record_event(FAILED_EVENT, step=step, detail={"error": str(error).splitlines()[0]})
+        self._ledger.record_event(CHECKPOINT_FAILED, step=step, detail={"error": str(error).splitlines()[0]})
         if self._config.checkpoint.on_error == "stop":
             raise error
         _LOGGER.error("a checkpoint could not be written, the run goes on (checkpoint.on_error: continue): %s", error)

@@ -91,6 +91,12 @@ async def start_fleet(config: RunConfig) -> Fleet:
     return fleet
 
 
+async def start_training_group(config: RunConfig, reservation: Reservation) -> ActorGroup:
+    """Start the training workers of a reinforcement learning run again, in the places of those that are gone."""
+    settings = _rl_settings(config, absolute_model(config.model))
+    return await _start_train(settings, reservation, config.driver.deadlines)
+
+
 async def start_sft_fleet(config: SFTRunConfig) -> Fleet:
     """Place and start the actors of a supervised run: training workers and one worker that encodes examples."""
     deadlines = config.sft.deadlines

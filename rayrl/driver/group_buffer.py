@@ -1,7 +1,7 @@
 """Finished groups that wait for a training step: references and counts, never tokens."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,11 @@ class GroupBuffer:
     def in_order(self) -> list[BufferedGroup]:
         """Return the buffered groups in order of admission."""
         return [self._groups[ticket] for ticket in sorted(self._groups)]
+
+    def replace(self, groups: Collection[BufferedGroup]) -> None:
+        """Hold exactly these groups from now on."""
+        self._groups = {group.ticket: group for group in groups}
+        self._arrived.set()
 
     def remove(self, tickets: list[int]) -> None:
         """Take groups out: they are being trained on, or dropped."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
-from rayrl.checkpoint.compatibility import check_compatible
+from rayrl.checkpoint.compatibility import check_compatible, reason_allowed
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.store import Checkpoint, CheckpointStore
 from rayrl.config.loader import parse_section
@@ -98,13 +98,12 @@ class Run:
         else:
             newest = store.latest()
             if newest is None:
-                if folder.resumed and folder.metrics_path.exists() and folder.metrics_path.stat().st_size > 0:
+                if folder.has_begun:
+                    self._check_config(folder)
                     _LOGGER.warning("no complete checkpoint in %s: starting at step 0", folder.checkpoints)
                 return None
             checkpoint = store.open(newest.path, run_id=folder.run_id)
-        # Resolved by this rayrl: a field that came later has its default on both sides, and is no difference.
-        saved = parse_section(RunConfig, yaml.safe_load(folder.saved_config()), source=str(folder.config_path))
-        check_compatible(saved.model_dump(mode="json"), self._config.model_dump(mode="json"))
+        self._check_config(folder)
         num_steps = self._config.driver.num_steps
         if checkpoint.step > num_steps:
             raise CheckpointError(
@@ -113,6 +112,13 @@ class Run:
             )
         _LOGGER.info("resuming from step %d: %s", checkpoint.step, checkpoint.path)
         return checkpoint
+
+    def _check_config(self, folder: RunFolder) -> None:
+        """CheckpointError if the config is not that of the run so far, in what it learns from and how."""
+        # Resolved by this rayrl: a field that came later has its default on both sides, and is no difference.
+        saved = parse_section(RunConfig, yaml.safe_load(folder.saved_config()), source=str(folder.config_path))
+        for item in check_compatible(saved.model_dump(mode="json"), self._config.model_dump(mode="json")):
+            _LOGGER.info("goes on with another %s (allowed: %s)", item, reason_allowed(item.path))
 
     async def _in_cluster(self, folder: RunFolder, checkpoint: Checkpoint | None) -> RunResult:
         config = self._config

@@ -1,5 +1,6 @@
 """What a failed run leaves in its folder: the last failure, or nothing at all where nothing had begun."""
 
+import asyncio
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,8 @@ _LOGGER = get_logger("driver")
 def keeping_failure(folder: RunFolder) -> Iterator[None]:
     """Write what the body fails with to `logs/failure.txt`, and raise it again.
 
-    Bad input that shows before the run has begun removes a new folder instead: nothing must be in the way of the
-    next try.
+    Bad input that shows before the run has begun, or a signal then, removes a new folder instead: nothing must be in
+    the way of the next try.
     """
     try:
         yield
@@ -24,6 +25,11 @@ def keeping_failure(folder: RunFolder) -> Iterator[None]:
         if error.after_start:
             _write(folder)
         elif not folder.resumed:
+            folder.discard()
+        raise
+    except asyncio.CancelledError:
+        # A signal while the run started, which has left nothing to go on from.
+        if not folder.resumed and not folder.has_begun:
             folder.discard()
         raise
     except Exception:  # the boundary where the last failure of a run is kept

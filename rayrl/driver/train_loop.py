@@ -113,6 +113,9 @@ class TrainLoop:
                 break
             await self._step(plan, waited_s=time.monotonic() - started)
         self.phase = "last evaluation"
+        if self._stop.reason is not None:
+            # The time left, which may be short, is for the checkpoint.
+            await self._evaluator.close()
         await self._collect_evaluation()
         if self._evaluator.is_enabled and self._stop.reason is None:
             if self.history.last_metrics.get("eval/version") != self._progress.version:

@@ -72,8 +72,9 @@ class RunFolder:
     def _fill(cls, path: Path, config_yaml: str, origin: dict[str, Any], resume: bool, lock: FolderLock) -> "RunFolder":
         if (path / _INFO).exists():
             if not resume:
+                begun = "holds a run" if _has_begun(path) else "holds a run that was interrupted while it started"
                 raise RunFolderError(
-                    f"run folder {path} already holds a run; continue it with `--resume auto`, "
+                    f"run folder {path} already {begun}; continue it with `--resume auto`, "
                     "choose another run.name, or remove the folder"
                 )
             folder = cls(path, _read_info(path / _INFO)["run_id"], resumed=True, origin=origin, lock=lock)
@@ -147,6 +148,11 @@ class RunFolder:
         """Final weights as a model folder."""
         return self.path / "export"
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was trained or saved in this folder, by whichever process."""
+        return _has_begun(self.path)
+
     def discard(self) -> None:
         """Remove the folder with all that is in it. Only for a new run that could not be started."""
         assert not self.resumed, "the folder of an earlier run is never removed"
@@ -163,6 +169,13 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _has_begun(path: Path) -> bool:
+    """Return whether the folder of a run holds more than what is there before the first step."""
+    if (path / "ledger.sqlite").exists():
+        return True
+    return any(any((path / name).iterdir()) for name in _FOLDERS if name != "logs" and (path / name).is_dir())
 
 
 def _refuse_foreign(path: Path) -> None:

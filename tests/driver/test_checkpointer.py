@@ -11,13 +11,14 @@ from groups import buffered
 
 from rayrl.checkpoint.disk import Disk
 from rayrl.checkpoint.ledger import Ledger
+from rayrl.checkpoint.ledger_events import CHECKPOINT_FAILED
 from rayrl.checkpoint.retention import RetentionRule
 from rayrl.checkpoint.store import CheckpointStore
 from rayrl.config.loader import parse_section
 from rayrl.config.run import RunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
-from rayrl.driver.checkpointer import FAILED_EVENT, Checkpointer
+from rayrl.driver.checkpointer import Checkpointer
 from rayrl.driver.group_buffer import GroupBuffer
 from rayrl.driver.progress import Progress
 from rayrl.errors import ActorError, CheckpointError
@@ -191,7 +192,7 @@ async def test_full_disk_is_counted_and_recorded_when_the_run_is_to_continue(tmp
     assert bench.checkpointer.metrics()["checkpoint/failed"] == 2
     assert bench.checkpointer.metrics()["checkpoint/written"] == 1
     rows = bench.ledger._connection.execute("SELECT kind FROM events").fetchall()
-    assert rows == [(FAILED_EVENT,)] * 2
+    assert rows == [(CHECKPOINT_FAILED,)] * 2
 
 
 async def test_worker_that_cannot_write_its_part_leaves_nothing_and_is_named(tmp_path: Path) -> None:

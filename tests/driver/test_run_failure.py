@@ -1,5 +1,6 @@
 """What a failed run leaves in its folder."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,21 @@ def test_folder_of_an_earlier_run_is_left_as_it_is_when_a_resume_is_refused(tmp_
         raise CheckpointError("foreign")
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "small").rglob("*") if path.name != "run.lock"}
     assert after == before
+
+
+def test_new_folder_is_gone_when_a_signal_comes_while_the_run_starts(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    with pytest.raises(asyncio.CancelledError), folder, keeping_failure(folder):
+        raise asyncio.CancelledError
+    assert not folder.path.exists()
+
+
+def test_folder_stays_when_a_second_signal_ends_a_run_that_had_begun(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path)
+    folder.ledger_path.touch()
+    with pytest.raises(asyncio.CancelledError), folder, keeping_failure(folder):
+        raise asyncio.CancelledError
+    assert folder.path.exists()
 
 
 def test_failure_is_kept_and_marked_when_the_run_had_begun(tmp_path: Path) -> None:

@@ -61,6 +61,15 @@ def test_folder_of_a_run_is_refused_and_untouched_without_resume(tmp_path: Path)
     assert content(tmp_path / "one") == before
 
 
+def test_refusal_says_so_when_the_run_was_interrupted_while_it_started(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", "a: 1\n", "d", ["rayrl"], resume=False).close()
+    with pytest.raises(RunFolderError, match=r"interrupted while it started; continue it with `--resume auto`"):
+        RunFolder.create(tmp_path / "run", "a: 1\n", "d", ["rayrl"], resume=False)
+    (tmp_path / "run" / "ledger.sqlite").touch()
+    with pytest.raises(RunFolderError, match=r"already holds a run; continue"):
+        RunFolder.create(tmp_path / "run", "a: 1\n", "d", ["rayrl"], resume=False)
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_folder_of_something_else_is_refused_and_untouched(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "config.yaml").write_text("mine")
