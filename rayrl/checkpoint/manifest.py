@@ -61,9 +61,16 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(f"checkpoint {folder} is incomplete: it has no {MANIFEST}; resume from another one")
         raise CheckpointError(f"{folder} is not a rayrl checkpoint: it has no {MANIFEST}")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    return parse_manifest(str(folder), content)
+
+
+def parse_manifest(folder: str, content: bytes) -> Manifest:
+    """Return the manifest in a file's content; `folder` names the checkpoint in errors. CheckpointError as above."""
+    try:
+        data = json.loads(content)
     except ValueError as error:
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} is not JSON ({error})") from error
     if not isinstance(data, dict) or data.get("kind") != _KIND:
@@ -110,7 +117,7 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _parse(folder: Path, data: dict[str, Any]) -> Manifest:
+def _parse(folder: str, data: dict[str, Any]) -> Manifest:
     body = {name: value for name, value in data.items() if name != "digest"}
     if data.get("digest") != _digest_of(body):
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} does not match its own digest")

@@ -11,7 +11,7 @@ processes and this one must see the same file system.
 
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,8 @@ from rayrl.utils.logger import get_logger
 _logger = get_logger("checkpoint")
 
 _TEMPORARY = ".tmp-"
-_NAME = re.compile(r"^step_\d{6,}(\.\d+)?$")
+CHECKPOINT_NAME = re.compile(r"^step_\d{6,}(\.\d+)?$")
+"""Folders of complete checkpoints; all others are not looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +183,30 @@ class CheckpointStore:
         check_digests(folder, manifest)
         return Checkpoint(path=folder, manifest=manifest)
 
+    def adopt(self, name: str, fill: Callable[[Path], None]) -> Path:
+        """Make a checkpoint `name` of what `fill` puts into an empty folder, and return its folder.
+
+        It becomes visible when `fill` has returned. Nothing is left where that fails. Raises what `fill` raises.
+        """
+        with _as_checkpoint_error("create", self._root):
+            folder = self._root / f"{_TEMPORARY}{name}-{secrets.token_hex(4)}"
+            self._disk.make_folder(folder)
+        try:
+            fill(folder)
+            with _as_checkpoint_error("write", folder):
+                for path in sorted(folder.rglob("*"), reverse=True):
+                    if path.is_dir():
+                        self._disk.sync_folder(path)
+                    else:
+                        self._disk.sync_file(path)
+                self._disk.sync_folder(folder)
+                self._disk.rename(folder, self._root / name)
+                self._disk.sync_folder(self._root)
+        except BaseException:
+            self._try_remove(folder)
+            raise
+        return self._root / name
+
     def remove_stale(self) -> None:
         """Remove temporary folders of earlier processes. Only for the process that holds the run's lock."""
         if not self._root.is_dir():
@@ -269,7 +294,9 @@ class CheckpointStore:
 
     def _folders(self) -> Iterator[Path]:
         if self._root.is_dir():
-            yield from sorted(path for path in self._root.iterdir() if _NAME.match(path.name) and path.is_dir())
+            yield from sorted(
+                path for path in self._root.iterdir() if CHECKPOINT_NAME.match(path.name) and path.is_dir()
+            )
 
 
 @contextmanager

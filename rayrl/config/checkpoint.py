@@ -31,5 +31,8 @@ class CheckpointConfig(Section):
     grace_s: float | None = Field(default=None, gt=0)
     """Seconds from SIGTERM or Ctrl-C to the end, for the step under way and the last checkpoint. When they do not
     suffice the run leaves with what was saved before. Without limit when empty."""
+    copy_to: str | None = None
+    """URL or folder to which every complete checkpoint is copied as well: any that fsspec knows, `s3://bucket/run` for
+    example. A resume fetches the newest from there if the run's folder has none."""
     export_hf: bool = True
     """Write the final weights as a model folder (safetensors and tokenizer) below the run's folder."""

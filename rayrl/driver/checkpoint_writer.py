@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rayrl.checkpoint.manifest import read_manifest
+from rayrl.checkpoint.mirror import CheckpointMirror
 from rayrl.checkpoint.run_state import RunState
 from rayrl.checkpoint.store import CheckpointStore, PendingCheckpoint
 from rayrl.config.driver import DeadlineConfig
@@ -71,6 +73,17 @@ class CheckpointWriter:
             self._store.abandon(pending)
             raise
         return path
+
+    async def copy_away(self, path: Path, url: str) -> None:
+        """Copy a complete checkpoint to another file system, and remove there what the store has removed."""
+        phase = f"copy of checkpoint {path.name} to {url}"
+        copying = asyncio.to_thread(self._copy_away, path, url)
+        await wait_for(copying, seconds=self._deadlines.checkpoint_s, phase=phase, actor=url, what="the copy")
+
+    def _copy_away(self, path: Path, url: str) -> None:
+        mirror = CheckpointMirror(url)
+        mirror.upload(path, read_manifest(path))
+        mirror.keep_only([item.path.name for item in self._store.complete()])
 
     async def _until_written(self, phase: str) -> None:
         start = time.monotonic()

@@ -217,6 +217,8 @@ class Checkpointer:
         self._num_written += 1
         self._newest, self.saved_step = path, state.step
         _LOGGER.info("checkpoint of step %d: %s", state.step, path)
+        if self._config.checkpoint.copy_to is not None:
+            await self._writer.copy_away(path, self._config.checkpoint.copy_to)
 
     def _fail(self, step: int, error: RayrlError) -> None:
         self._num_failed += 1

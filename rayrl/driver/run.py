@@ -11,24 +11,19 @@ import asyncio
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-
-from rayrl.checkpoint.compatibility import check_compatible, reason_allowed
 from rayrl.checkpoint.ledger import Ledger
-from rayrl.checkpoint.store import Checkpoint, CheckpointStore
-from rayrl.config.loader import parse_section
+from rayrl.checkpoint.store import Checkpoint
 from rayrl.config.run import RunConfig
 from rayrl.driver.assembly import Assembly, digest_of, resolved_yaml
 from rayrl.driver.fleet import start_fleet
 from rayrl.driver.preflight import check_run
 from rayrl.driver.result import RunResult
+from rayrl.driver.resume import Resume, find_checkpoint
 from rayrl.driver.run_failure import keeping_failure
 from rayrl.driver.run_handle import RunHandle
 from rayrl.driver.stop_signal import StopSignal
-from rayrl.errors import CheckpointError
 from rayrl.infra.cluster import join_cluster, leave_cluster
 from rayrl.infra.placement_plan import plan_placement
 from rayrl.tracking.metrics import Tracker
@@ -37,8 +32,6 @@ from rayrl.tracking.run_folder import RunFolder
 from rayrl.utils.logger import get_logger
 
 _LOGGER = get_logger("driver")
-
-Resume = Literal["never", "auto"] | Path
 
 
 class Run:
@@ -85,40 +78,9 @@ class Run:
         text = resolved_yaml(config)
         folder = RunFolder.create(config.run_dir, text, digest_of(text), sys.argv, resume=self._resume != "never")
         with folder, keeping_failure(folder):
-            checkpoint = self._open_checkpoint(folder)
+            checkpoint = await asyncio.to_thread(find_checkpoint, folder, config, self._resume)
             folder.accept_resume()
             return await self._in_cluster(folder, checkpoint)
-
-    def _open_checkpoint(self, folder: RunFolder) -> Checkpoint | None:
-        if self._resume == "never":
-            return None
-        store = CheckpointStore(folder.checkpoints)
-        if isinstance(self._resume, Path):
-            checkpoint = store.open(self._resume, run_id=folder.run_id)
-        else:
-            newest = store.latest()
-            if newest is None:
-                if folder.has_begun:
-                    self._check_config(folder)
-                    _LOGGER.warning("no complete checkpoint in %s: starting at step 0", folder.checkpoints)
-                return None
-            checkpoint = store.open(newest.path, run_id=folder.run_id)
-        self._check_config(folder)
-        num_steps = self._config.driver.num_steps
-        if checkpoint.step > num_steps:
-            raise CheckpointError(
-                f"checkpoint {checkpoint.path} has {checkpoint.step} steps already, driver.num_steps={num_steps} asks "
-                "for fewer in all; raise it, or give an earlier checkpoint with `--resume PATH`"
-            )
-        _LOGGER.info("resuming from step %d: %s", checkpoint.step, checkpoint.path)
-        return checkpoint
-
-    def _check_config(self, folder: RunFolder) -> None:
-        """CheckpointError if the config is not that of the run so far, in what it learns from and how."""
-        # Resolved by this rayrl: a field that came later has its default on both sides, and is no difference.
-        saved = parse_section(RunConfig, yaml.safe_load(folder.saved_config()), source=str(folder.config_path))
-        for item in check_compatible(saved.model_dump(mode="json"), self._config.model_dump(mode="json")):
-            _LOGGER.info("goes on with another %s (allowed: %s)", item, reason_allowed(item.path))
 
     async def _in_cluster(self, folder: RunFolder, checkpoint: Checkpoint | None) -> RunResult:
         config = self._config
