@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rayrl.audit.finding import Finding, judge
 from rayrl.audit.run_record import RunRecord
 from rayrl.audit.step_view import step_views
-from rayrl.checkpoint.ledger_events import ENGINE_PREFIX, RUN_STARTED
+from rayrl.checkpoint.ledger_events import MEMBER_LOST, MEMBER_REMOVED, RUN_STARTED
 from rayrl.checkpoint.ledger_reader import LedgerRecord, PublicationRow
 
 CLAIM = "every version was acknowledged by every live engine, with one digest"
@@ -33,7 +33,7 @@ def check_publications(run: RunRecord) -> Finding:
     process goes on with the run. Publications that a rewind superseded are looked at as well: they happened.
     """
     rounds = publication_rounds(run.ledger)
-    violations = _digest_faults(rounds) + _membership_faults(run.ledger, rounds)
+    violations = _digest_faults(run.ledger, rounds) + _membership_faults(run.ledger, rounds)
     published = {item.version for item in rounds if item.is_live and item.acknowledged}
     wanted = {0, *(view.row.version for view in step_views(run))} if run.ledger.steps else published
     violations += [f"version {version} was never published" for version in sorted(wanted - published)]
@@ -58,10 +58,16 @@ def publication_rounds(ledger: LedgerRecord) -> list[Round]:
     ]
 
 
-def _digest_faults(rounds: Sequence[Round]) -> list[str]:
+def _digest_faults(ledger: LedgerRecord, rounds: Sequence[Round]) -> list[str]:
+    """Within one process: the next one may cut the same weights into other buckets, which have other digests."""
+    starts = [event.position for event in ledger.events if event.kind == RUN_STARTED]
     faults = []
     live: dict[int, str] = {}
+    before = 0
     for item in rounds:
+        if any(before < start <= item.position for start in starts):
+            live = {}
+        before = item.position
         if len(item.digests) > 1:
             faults.append(f"version {item.version} arrived with {len(item.digests)} digests: {_short(item.digests)}")
         elif item.digests and item.is_live:
@@ -76,9 +82,9 @@ def _digest_faults(rounds: Sequence[Round]) -> list[str]:
 def _membership_faults(ledger: LedgerRecord, rounds: Sequence[Round]) -> list[str]:
     """Replay who was there: every engine must answer, or have left by then (or be told of right after)."""
     left = [
-        (event.position, str(event.detail["engine"]))
+        (event.position, str(event.detail["member"]))
         for event in ledger.events
-        if event.kind.startswith(ENGINE_PREFIX) and "engine" in event.detail
+        if event.kind in (MEMBER_LOST, MEMBER_REMOVED)
     ]
     starts = [event.position for event in ledger.events if event.kind == RUN_STARTED]
     faults = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from rayrl.checkpoint.group_digest import group_digest
@@ -41,46 +42,45 @@ def read_step(path: Path) -> StepRollouts:
 
 def reduce_step(table: pa.Table) -> StepRollouts:
     """Return the counts of the trajectories of one step."""
-    table = table.combine_chunks()
     ids = table["prompt_id"].to_pylist()
-    failed = [value is not None for value in table["failure"].to_pylist()]
-    truncated = [reason == "length" for reason in table["stop_reason"].to_pylist()]
-    masks, versions = _ragged(table, "loss_mask"), _ragged(table, "versions")
-    tokens: Counter[int] = Counter()
-    cut: Counter[int] = Counter()
-    spread: Counter[int] = Counter()
-    oldest: list[int] = []
-    faults: list[str] = []
-    for row, (mask, version) in enumerate(zip(masks, versions, strict=True)):
-        if len(mask) != len(version) or not np.array_equal(mask != 0, version >= 0):
-            faults.append(f"trajectory {row} of {ids[row]}: versions do not cover exactly the sampled tokens")
-            continue
-        if failed[row]:
-            continue
-        values, counts = np.unique(version[mask != 0], return_counts=True)
-        of_row = {int(value): int(count) for value, count in zip(values, counts, strict=True)}
-        tokens.update(of_row)
-        if truncated[row]:
-            cut.update(of_row)
-        if of_row:
-            oldest.append(min(of_row))
-            spread[len(of_row)] += 1
+    failed = np.asarray([value is not None for value in table["failure"].to_pylist()], dtype=bool)
+    truncated = np.asarray([reason == "length" for reason in table["stop_reason"].to_pylist()], dtype=bool)
+    mask, lengths = _flat(table, "loss_mask")
+    versions, version_lengths = _flat(table, "versions")
+    if not np.array_equal(lengths, version_lengths):
+        raise ValueError("masks and versions of a trajectory differ in length")
+    owner = np.repeat(np.arange(len(ids)), lengths)
+    odd = np.unique(owner[(mask != 0) != (versions >= 0)])
+    failed[odd] = True  # counted with nothing: what they would say is not known
+    live = (mask != 0) & ~failed[owner]
+    # One number for each trajectory and version that it carries; the versions of a trajectory stand in order.
+    pairs = np.unique(owner[live] << 32 | versions[live].astype(np.int64))
+    _, first, spread = np.unique(pairs >> 32, return_index=True, return_counts=True)
     return StepRollouts(
         prompts=Counter(ids),
-        num_usable=len(ids) - sum(failed),
-        tokens_by_version=tokens,
-        truncated_by_version=cut,
-        oldest=tuple(oldest),
-        versions_per_trajectory=spread,
-        faults=tuple(faults),
+        num_usable=len(ids) - int(failed.sum()),
+        tokens_by_version=_counts(versions[live]),
+        truncated_by_version=_counts(versions[live & truncated[owner]]),
+        oldest=tuple((pairs[first] & 0xFFFFFFFF).tolist()),
+        versions_per_trajectory=_counts(spread),
+        faults=tuple(
+            f"trajectory {row} of {ids[row]}: versions do not cover exactly the sampled tokens" for row in odd
+        ),
         digest=group_digest([table]),
     )
 
 
-def _ragged(table: pa.Table, name: str) -> list[np.ndarray]:
-    rows: list[np.ndarray] = []
+def _counts(values: npt.NDArray[np.integer]) -> dict[int, int]:
+    found, counts = np.unique(values, return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _flat(table: pa.Table, name: str) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]:
+    """Return all values of a list column, and the length of each list."""
+    values, lengths = [], []
     for chunk in table[name].chunks:
-        offsets = chunk.offsets.to_numpy()
-        values = chunk.flatten().to_numpy(zero_copy_only=False)
-        rows.extend(np.split(values, offsets[1:-1] - offsets[0]) if len(chunk) else [])
-    return rows
+        values.append(chunk.flatten().to_numpy(zero_copy_only=False))
+        lengths.append(np.diff(chunk.offsets.to_numpy()))
+    if not values:
+        return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+    return np.concatenate(values), np.concatenate(lengths).astype(np.int64)

@@ -25,6 +25,7 @@ ALLOWED: dict[str, str] = {
     "evaluation": "does not touch the training",
     "checkpoint": "what is kept",
     "tracking": "what is shown",
+    "debug": "diagnosis",
     "placement": "where processes run",
     "transfer": "how weights travel",
     "rollout.num_workers": "where episodes run",

@@ -14,6 +14,10 @@ TRAINING_REBUILT = "training_rebuilt"
 finished groups, sampled by versions that no longer exist), `seconds`."""
 CHECKPOINT_FAILED = "checkpoint_failed"
 """A checkpoint could not be written; older ones are intact. Detail: `error`."""
-ENGINE_PREFIX = "engine_"
-"""Kinds that begin so tell of one engine, which the detail `engine` names: quarantined, died, removed, replaced.
-An engine without such an event is expected to acknowledge every version."""
+MEMBER_LOST = "member_lost"
+"""An actor died, fell silent or was quarantined. Detail: `member`, its name; `cause`, `decision`, `reason`."""
+MEMBER_REMOVED = "member_removed"
+"""An actor was taken out on purpose. Detail: `member` and `reason`. An engine without one of these two is expected to
+acknowledge every version."""
+STALLED = "stalled"
+"""No step finished for `debug.stall_s`. Detail: `cause` and `report`, the file with all that was found."""

@@ -14,6 +14,7 @@ import typer
 from rayrl import __version__
 from rayrl.cli.audit import audit
 from rayrl.cli.check import check
+from rayrl.cli.doctor import doctor
 from rayrl.cli.evaluate import evaluate
 from rayrl.cli.exit_code import exit_code_of
 from rayrl.cli.failure import failure_text, root_error
@@ -36,6 +37,7 @@ app.command("sft")(sft)
 app.command("eval")(evaluate)
 app.command("check")(check)
 app.command("audit")(audit)
+app.command("doctor")(doctor)
 app.command("schema")(schema)
 app.add_typer(models_app, name="models")
 

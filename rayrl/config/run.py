@@ -11,6 +11,7 @@ from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.config.base import Section
 from rayrl.config.checkpoint import CheckpointConfig
 from rayrl.config.dataset import DatasetConfig
+from rayrl.config.debug import DebugConfig
 from rayrl.config.driver import DeadlineConfig, DriverConfig, EvalConfig
 from rayrl.config.inference import InferenceConfig
 from rayrl.config.loader import load_section
@@ -89,6 +90,8 @@ class RunConfig(_RunFile):
     """Metrics."""
     placement: PlacementConfig = PlacementConfig()
     """Placement."""
+    debug: DebugConfig = DebugConfig()
+    """Diagnosis of hangs."""
     transfer: TransferConfig = TransferConfig()
     """Weight transfer."""
     supervision: SupervisionConfig = SupervisionConfig()

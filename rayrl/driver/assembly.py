@@ -30,6 +30,7 @@ from rayrl.driver.run_failure import marking_start
 from rayrl.driver.run_record import recording_run
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.driver.train_loop import TrainHistory, TrainLoop
+from rayrl.driver.watchdog import Watchdog
 from rayrl.tracking.metrics import Tracker
 from rayrl.tracking.run_folder import RunFolder
 from rayrl.utils.logger import get_logger
@@ -65,6 +66,7 @@ class Assembly:
     checkpointer: Checkpointer
     rollout_loop: RolloutLoop
     train_loop: TrainLoop
+    watchdog: Watchdog
 
     @classmethod
     def build(
@@ -133,6 +135,16 @@ class Assembly:
             checkpointer=checkpointer,
             rollout_loop=rollout_loop,
             train_loop=train_loop,
+            watchdog=Watchdog(
+                config=config,
+                progress=progress,
+                buffer=buffer,
+                phase=lambda: train_loop.phase,
+                rollout_loop=rollout_loop,
+                groups=fleet.groups,
+                ledger=ledger,
+                logs=folder.logs,
+            ),
         )
 
     async def run(self, checkpoint: Checkpoint | None) -> RunResult:
@@ -161,7 +173,7 @@ class Assembly:
         rollouts = asyncio.create_task(self.rollout_loop.run())
         waker = asyncio.create_task(self._wake_on_stop())
         try:
-            await self.train_loop.run()
+            await self.watchdog.guard(self.train_loop.run())
         finally:
             for task in (rollouts, waker):
                 task.cancel()

@@ -11,6 +11,8 @@ from rayrl.config.run import RunConfig, SFTRunConfig
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.settings import EngineSettings
 from rayrl.infra.actor_group import ActorGroup
+from rayrl.infra.collective_recorder import Recording
+from rayrl.infra.collective_report import FOLDER
 from rayrl.infra.placement_plan import plan_placement, plan_sft_placement, resolved_transfer
 from rayrl.infra.reservation import Reservation, reserve
 from rayrl.rollout.settings import RolloutSettings
@@ -34,9 +36,13 @@ class Fleet:
     inference: ActorGroup | None
     shutdown_s: float
 
+    def groups(self) -> list[ActorGroup]:
+        """Return all groups that there are."""
+        return [group for group in (self.rollout, self.inference, self.train) if group is not None]
+
     async def close(self) -> None:
         """Let every actor leave in order, then kill what is left and give the resources back."""
-        groups = [group for group in (self.rollout, self.inference, self.train) if group is not None]
+        groups = self.groups()
         # Rollout first: its episodes hold requests on the engines, which would otherwise fail loudly while leaving.
         for group in groups:
             await group.shutdown(self.shutdown_s)
@@ -56,6 +62,15 @@ def thread_env(num_threads: int) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
+
+
+def collective_recording(config: RunConfig) -> Recording | None:
+    """Return how the processes of a run record their collectives, below the logs of its folder."""
+    debug = config.debug
+    if debug.collectives == "off":
+        return None
+    folder = config.run_dir.absolute() / "logs" / FOLDER
+    return Recording(folder=str(folder), checks=debug.collectives == "check", timeout_s=debug.collective_timeout_s)
 
 
 async def start_fleet(config: RunConfig) -> Fleet:
@@ -151,6 +166,7 @@ def _rl_settings(config: RunConfig, model: ModelConfig) -> TrainWorkerSettings:
         collective_timeout_s=config.driver.deadlines.step_s,
         transfer=resolved_transfer(config),
         deterministic=config.run.deterministic,
+        recording=collective_recording(config),
     )
 
 
@@ -204,6 +220,7 @@ async def _start_inference(
         transfer=resolved_transfer(config),
         seed=config.run.seed,
         deterministic=config.run.deterministic,
+        recording=collective_recording(config),
     )
     group = await ActorGroup.spawn(
         "inference",

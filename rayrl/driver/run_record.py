@@ -12,6 +12,7 @@ from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_FAILED, RUN_STARTED
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.driver.progress import Progress
 from rayrl.errors import RayrlError
+from rayrl.infra.collective_report import report_collectives
 from rayrl.utils.logger import get_logger
 
 _LOGGER = get_logger("driver.record")
@@ -34,6 +35,7 @@ async def recording_run(
     try:
         yield ending
     except BaseException as error:
+        _note_divergence(error, run_dir / "logs")
         _record_failure(ledger, progress, error)
         # Cancelled: somebody wants to leave at once.
         if isinstance(error, Exception):
@@ -42,6 +44,13 @@ async def recording_run(
     detail = {"status": ending.status, "dataset": stream.state(), "outstanding": progress.outstanding}
     ledger.record_event(RUN_ENDED, progress.step, detail)
     await asyncio.to_thread(_audit, run_dir)
+
+
+def _note_divergence(error: BaseException, logs: Path) -> None:
+    """Say with the error in which collective the ranks parted, where collectives were recorded and that is known."""
+    report = report_collectives(logs)
+    if report is not None and report.divergence is not None:
+        error.add_note(f"collectives diverge: {report.divergence}")
 
 
 def _record_failure(ledger: Ledger, progress: Progress, error: BaseException) -> None:

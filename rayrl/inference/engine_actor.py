@@ -24,6 +24,7 @@ from rayrl.utils.logger import get_logger, setup_logging
 
 if TYPE_CHECKING:
     from rayrl.infra.collective_group import Backend
+    from rayrl.infra.collective_recorder import CollectiveRecorder
     from rayrl.infra.publication import EngineAck
     from rayrl.infra.rendezvous import RendezvousAddress
     from rayrl.infra.weight_manifest import WeightManifest
@@ -42,6 +43,11 @@ class EngineActor:
         self._staging = Staging(self.name)
         self._settings = settings
         self._route: WeightRoute | None = None
+        self._recorder: CollectiveRecorder | None = None
+        if settings.recording is not None:
+            from rayrl.infra.collective_recorder import open_recorder
+
+            self._recorder = open_recorder(settings.recording.folder, self.name)
 
     async def ready(self) -> dict[str, Any]:
         """Start the engine; return where it runs."""
@@ -104,6 +110,7 @@ class EngineActor:
             members=members,
             backend=backend,
             timeout_s=timeout_s,
+            recorder=self._recorder,
         )
         self._route = CollectiveRoute(group)
 

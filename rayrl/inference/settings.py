@@ -1,10 +1,14 @@
 """What an inference engine actor is started with."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rayrl.config.inference import InferenceConfig
 from rayrl.config.model import ModelConfig
 from rayrl.config.transfer import TransferConfig
+
+if TYPE_CHECKING:
+    from rayrl.infra.collective_recorder import Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,5 +21,7 @@ class EngineSettings:
     transfer: TransferConfig
     seed: int
     """Requests without a seed draw one from here; engines differ by their index."""
+    recording: "Recording | None" = None
+    """How collectives of the transfer group are recorded; None does not."""
     deterministic: bool = False
     """What a request gets does not depend on which others run, bit by bit; only the embedded engine can."""

@@ -29,6 +29,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # the stores are 
 )
 
 from rayrl.errors import DeadlineExceeded, TransferError
+from rayrl.infra.collective_recorder import CollectiveRecorder
 from rayrl.infra.rendezvous import HostedRendezvous, RendezvousAddress, host_rendezvous, reach_rendezvous
 
 __all__ = ["CollectiveGroup", "HostedRendezvous", "PendingBroadcast", "RendezvousAddress", "host_rendezvous"]
@@ -57,7 +58,15 @@ class GroupLabel:
 class CollectiveGroup:
     """One process's part in a group; made by `join`."""
 
-    def __init__(self, label: GroupLabel, backend: Backend, timeout_s: float, group: Any, store: Store) -> None:
+    def __init__(
+        self,
+        label: GroupLabel,
+        backend: Backend,
+        timeout_s: float,
+        group: Any,
+        store: Store,
+        recorder: CollectiveRecorder | None = None,
+    ) -> None:
         self.label = label
         self.backend: Backend = backend
         self.timeout_s = timeout_s
@@ -67,6 +76,7 @@ class CollectiveGroup:
         self._pending: PendingBroadcast | None = None
         self._num_agreements = 0
         self._num_operations = 0
+        self._recorder = recorder
 
     @classmethod
     def join(
@@ -80,6 +90,7 @@ class CollectiveGroup:
         backend: Backend,
         timeout_s: float,
         hosted: HostedRendezvous | None = None,
+        recorder: CollectiveRecorder | None = None,
     ) -> Self:
         """Meet all members and connect to them. Every member calls this with the same arguments, but for the rank.
 
@@ -88,6 +99,7 @@ class CollectiveGroup:
             members: names of all members, by rank.
             timeout_s: limit of joining as a whole, and later of each operation.
             hosted: the rendezvous, in the process that hosts it.
+            recorder: notes each operation, if given.
 
         Raises:
             DeadlineExceeded: somebody did not come; the message names who, and what they announced instead.
@@ -103,7 +115,7 @@ class CollectiveGroup:
             group = _connect(backend, PrefixStore("connect", scoped), rank, len(members), address, left)
         except RuntimeError as error:
             raise DeadlineExceeded(f"{label}: the members met but could not connect: {error}") from error
-        return cls(label, backend, timeout_s, group, PrefixStore("agree", scoped))
+        return cls(label, backend, timeout_s, group, PrefixStore("agree", scoped), recorder)
 
     @property
     def rank(self) -> int:
@@ -174,6 +186,17 @@ class CollectiveGroup:
         if not tensor.is_contiguous() or tensor.device.type != self.device.type:
             raise ValueError(f"{self.label}: {what} needs a contiguous tensor on {self.device.type}")
         self._num_operations += 1
+        if self._recorder is not None:
+            self._recorder.note(
+                "broadcast",
+                group=f"{self.label.name}/{self.label.epoch}",
+                rank=self.rank,
+                members=self.label.members,
+                shape=str(list(tensor.shape)),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                reduction=f"from {source}",
+                compares=False,
+            )
         options = BroadcastOptions()
         options.rootRank = source
         options.timeout = timedelta(seconds=self.timeout_s)

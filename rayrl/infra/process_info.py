@@ -6,9 +6,16 @@ from typing import Any
 
 
 def process_info() -> dict[str, Any]:
-    """Return `{"node": Ray node id or "", "host": address other nodes can reach, "pid": int}`."""
+    """Return `{"node": Ray node id or "", "host": address other nodes can reach, "pid": int}`.
+
+    From now on the process answers stack dumps, too.
+    """
     import ray
     import ray.util
+
+    from rayrl.infra.stack_dump import answer_stack_dumps
+
+    answer_stack_dumps()
 
     if not ray.is_initialized():
         return {"node": "", "host": socket.gethostname(), "pid": os.getpid()}

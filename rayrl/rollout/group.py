@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from rayrl.rollout.episode import run_episode
+from rayrl.rollout.episode_board import EpisodeBoard
 from rayrl.types.prompt import Prompt, PromptId
 from rayrl.types.protocols import EpisodeContext, Workflow
 from rayrl.types.sampling import SamplingParams
@@ -33,26 +34,30 @@ def sample_seed(seed: int, prompt_id: PromptId, sample_index: int) -> int:
 
 
 async def run_group(
-    request: GroupRequest, workflow: Workflow, context: EpisodeContext, *, timeout_s: float, max_attempts: int
+    request: GroupRequest,
+    workflow: Workflow,
+    context: EpisodeContext,
+    *,
+    timeout_s: float,
+    max_attempts: int,
+    board: EpisodeBoard | None = None,
 ) -> tuple[GroupSummary, list[Trajectory]]:
-    """Run all episodes of a group at once and return its summary and trajectories, failed ones included."""
+    """Run all episodes of a group at once and return its summary and trajectories, failed ones included.
+
+    `board` shows what each of them does meanwhile.
+    """
+    shown = board if board is not None else EpisodeBoard()
     start = time.monotonic()
 
     def episode_context(index: int) -> EpisodeContext:
         seed = None if request.seed is None else sample_seed(request.seed, request.prompt.id, index)
         return dataclasses.replace(context, params=dataclasses.replace(request.params, seed=seed))
 
-    trajectories = await asyncio.gather(
-        *(
-            run_episode(
-                workflow,
-                request.prompt,
-                index,
-                episode_context(index),
-                timeout_s=timeout_s,
-                max_attempts=max_attempts,
+    async def episode(index: int) -> Trajectory:
+        with shown.episode(request.prompt.id, index, episode_context(index)) as seen:
+            return await run_episode(
+                workflow, request.prompt, index, seen, timeout_s=timeout_s, max_attempts=max_attempts
             )
-            for index in range(request.group_size)
-        )
-    )
+
+    trajectories = await asyncio.gather(*(episode(index) for index in range(request.group_size)))
     return summarize(request.prompt.id, trajectories, time.monotonic() - start), trajectories

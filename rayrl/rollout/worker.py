@@ -7,6 +7,7 @@ from typing import Any
 
 from rayrl.errors import CheckpointError, EngineError
 from rayrl.rollout.engine_sampler import EngineSampler
+from rayrl.rollout.episode_board import EpisodeBoard
 from rayrl.rollout.group import GroupRequest, run_group
 from rayrl.rollout.registry import make_workflow
 from rayrl.rollout.settings import RolloutSettings
@@ -16,6 +17,9 @@ from rayrl.types.protocols import EpisodeContext, Reward
 from rayrl.types.sampling import Chunk, GenerationRequest, RequestFailure
 from rayrl.types.trajectory import GroupSummary, summarize
 from rayrl.utils.logger import get_logger, setup_logging
+
+_EPISODES_TOLD = 8
+"""Of those in flight, the ones that are longest in their stage."""
 
 
 class ActorEngineClient:
@@ -51,6 +55,7 @@ class RolloutWorker:
         self._max_context = context_limit(model)
         self._rewards: dict[str, Reward] = {}
         self._num_groups = 0
+        self._board = EpisodeBoard()
         if settings.rollout is not None and settings.reward is not None:
             from rayrl.rewards.registry import make_reward
 
@@ -105,6 +110,7 @@ class RolloutWorker:
             context,
             timeout_s=rollout.episode_timeout_s,
             max_attempts=rollout.max_attempts,
+            board=self._board,
         )
 
     async def encode_examples(self, prompts: list[Prompt], prompt_format: str, system_prompt: str | None) -> Any:
@@ -150,7 +156,12 @@ class RolloutWorker:
 
     async def status(self) -> dict[str, Any]:
         """Return counts of this worker."""
-        return {"groups": self._num_groups, "load": self._sampler.load if self._rewards else {}}
+        return {
+            "groups": self._num_groups,
+            "load": self._sampler.load if self._rewards else {},
+            "episodes": len(self._board),
+            "oldest_episodes": self._board.oldest(_EPISODES_TOLD),
+        }
 
     async def close(self) -> None:
         """Stop reading from engines and end the processes of rewards."""

@@ -1,11 +1,15 @@
 """What a training worker is told when it is spawned."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.config.model import ModelConfig
 from rayrl.config.training import TrainingConfig
 from rayrl.config.transfer import TransferConfig
+
+if TYPE_CHECKING:
+    from rayrl.infra.collective_recorder import Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,5 +36,7 @@ class TrainWorkerSettings:
     """Seconds that a collective of the training group may take before its ranks give up, slowest rank included."""
     transfer: TransferConfig | None
     """How weights are published; None for supervised runs, which publish none."""
+    recording: "Recording | None" = None
+    """How collectives are recorded; None does not."""
     deterministic: bool = False
     """Only kernels that give the same bits each time; one that has no such form raises."""

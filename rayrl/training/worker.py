@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from rayrl.config.transfer import TransferConfig
     from rayrl.infra.collective_group import Backend, HostedRendezvous, RendezvousAddress
+    from rayrl.infra.collective_recorder import CollectiveRecorder
     from rayrl.infra.weight_manifest import WeightManifest
     from rayrl.infra.weight_route import SentWeights, WeightRoute
     from rayrl.training.batch import TrainBatch
@@ -48,6 +49,7 @@ class TrainWorker:
         self._training_rendezvous: HostedRendezvous | None = None
         self._transfer_rendezvous: HostedRendezvous | None = None
         self._route: WeightRoute | None = None
+        self._recorder: CollectiveRecorder | None = None
 
     def ready(self) -> dict[str, Any]:
         """Return node, host and process id."""
@@ -71,6 +73,7 @@ class TrainWorker:
         device = torch.device("cuda", 0) if settings.training.gpus_per_worker > 0 else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        self._recorder = self._make_recorder(address)
         if self._world_size > 1:
             self._join_training_group(address, device.type)
         torch.manual_seed(settings.seed + self._rank)
@@ -162,6 +165,7 @@ class TrainWorker:
             backend=backend,
             timeout_s=timeout_s,
             hosted=self._transfer_rendezvous,
+            recorder=self._recorder,
         )
         self._route = CollectiveRoute(group)
 
@@ -263,6 +267,22 @@ class TrainWorker:
         # Without Ray all ranks are on this machine, whose name need not resolve.
         return host_rendezvous(host["host"] if host["node"] else "127.0.0.1", _RENDEZVOUS_TIMEOUT_S)
 
+    def _make_recorder(self, address: "RendezvousAddress") -> "CollectiveRecorder | None":
+        recording = self._settings.recording
+        if recording is None:
+            return None
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but not in `__all__`
+
+        from rayrl.infra.collective_recorder import SideChannel, open_recorder
+        from rayrl.infra.rendezvous import reach_rendezvous
+
+        channel = None
+        if recording.checks and self._world_size > 1:
+            # A connection of its own: a wait of the group on the other one must not keep comparisons waiting.
+            store = reach_rendezvous(address, _RENDEZVOUS_TIMEOUT_S)
+            channel = SideChannel(store=PrefixStore("collectives", store), timeout_s=recording.timeout_s)
+        return open_recorder(recording.folder, f"train-{self._rank}", channel)
+
     def _join_training_group(self, address: "RendezvousAddress", device_type: str) -> None:
         import torch.distributed as dist
 
@@ -270,8 +290,13 @@ class TrainWorker:
 
         hosted = self._training_rendezvous
         store = hosted.store if hosted is not None else reach_rendezvous(address, _RENDEZVOUS_TIMEOUT_S)
+        backend = "nccl" if device_type == "cuda" else "gloo"
+        if self._recorder is not None:
+            from rayrl.infra.recorded_process_group import install
+
+            backend = install(self._recorder, device_type, "train-{}".format)
         dist.init_process_group(
-            backend="nccl" if device_type == "cuda" else "gloo",
+            backend=backend,
             store=store,
             rank=self._rank,
             world_size=self._world_size,

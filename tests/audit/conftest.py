@@ -1,5 +1,6 @@
 """One real run for all audit tests; each test tampers with a copy of its folder."""
 
+import os
 import shutil
 import sqlite3
 import sys
@@ -10,8 +11,9 @@ import pytest
 
 from rayrl import Run
 
-# Makes `audit_runs` importable for the tests of this folder.
+# Makes `audit_runs` importable for the tests of this folder, and `hang_code` for workers of a Ray that starts later.
 sys.path.insert(0, str(Path(__file__).parent))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 
 @pytest.fixture(scope="session")

@@ -7,24 +7,23 @@ import pytest
 from audit_runs import small_config
 
 from rayrl import Run
-from rayrl.audit.report import audit_run
 from rayrl.checkpoint.ledger_reader import read_ledger
-from rayrl.errors import BudgetExhausted
+from rayrl.errors import ConfigError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-def test_short_run_whose_weights_are_lost_does_not_end_as_done(tiny_model: Path, tmp_path: Path) -> None:
-    config = small_config(
-        tiny_model, tmp_path, 4, {"max_staleness": 3}, training={"optimizer": {"lr": 1e30, "eps": 1e-30}}
-    )
+def test_run_that_a_filter_ends_leaves_its_failure_and_an_audit_that_refutes_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    config = small_config(tiny_model, tmp_path, 4, {}, algorithm={"shaping": {"filter": "operator:index"}})
 
-    with pytest.raises(BudgetExhausted):
+    with pytest.raises(ConfigError, match=r"algorithm\.shaping\.filter=operator:index raised TypeError") as failure:
         Run(config).train()
 
+    assert failure.value.after_start, "it is not the input of a run that was never started"
     last = read_ledger(config.run_dir / "ledger.sqlite").events[-1]
     assert last.kind == "run_failed"
-    assert last.detail["error"].startswith("BudgetExhausted: ")
+    assert last.detail["error"].startswith("ConfigError: ")
     report = json.loads((config.run_dir / "audit.json").read_text())
     assert [item["check"] for item in report["findings"] if item["verdict"] == "refuted"] == []
-    assert audit_run(config.run_dir).numbers["steps"] >= 1
