@@ -61,8 +61,9 @@ def ended_in_order(run: RunRecord) -> bool:
 
 def expects_rollouts(run: RunRecord, view: StepView) -> bool:
     """Whether the file of a step must be there. The log is written one step behind, checkpoints wait for it: a run
-    that was cut off, or still goes on, may lack the file of its last step."""
-    return run.config.tracking.rollout_log and (ended_in_order(run) or not view.is_last)
+    that was cut off, had to leave early, or still goes on, may lack the file of its last step."""
+    is_done = ended_in_order(run) and run.ledger.events[-1].detail.get("status") == "done"
+    return run.config.tracking.rollout_log and (is_done or not view.is_last)
 
 
 def masked_below(run: RunRecord, view: StepView) -> int | None:
