@@ -91,7 +91,7 @@ class RunConfig(_RunFile):
     placement: PlacementConfig = PlacementConfig()
     """Placement."""
     debug: DebugConfig = DebugConfig()
-    """Diagnosis of hangs."""
+    """What a run watches of itself."""
     transfer: TransferConfig = TransferConfig()
     """Weight transfer."""
     supervision: SupervisionConfig = SupervisionConfig()
