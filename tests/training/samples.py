@@ -29,9 +29,8 @@ def write_llama(folder: Path, *, tied: bool, **overrides: Any) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48} | overrides
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48} | overrides
     config = LlamaConfig(
-        vocab_size=VOCAB,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
@@ -102,13 +101,19 @@ def random_batch(algorithm: AlgorithmConfig | None = None, **options: Any) -> Tr
 
 
 def training_config(
-    *, data: int = 1, micro_batch_tokens: int = 8192, lr: float = 0.01, eps: float = 1e-8, **engine: Any
+    *,
+    data: int = 1,
+    parallel: dict[str, int] | None = None,
+    micro_batch_tokens: int = 8192,
+    lr: float = 0.01,
+    eps: float = 1e-8,
+    **engine: Any,
 ) -> TrainingConfig:
-    """One layout."""
+    """One layout: data ranks alone, or all axes by name."""
     return TrainingConfig(
         optimizer=OptimizerConfig(lr=lr, eps=eps, weight_decay=0.1),
         engine=EngineConfig(type="fsdp", **({"logprob_chunk_tokens": 8} | engine)),
-        parallel=ParallelConfig(data=data),
+        parallel=ParallelConfig(**(parallel or {"data": data})),
         micro_batch_tokens=micro_batch_tokens,
     )
 
