@@ -146,7 +146,6 @@ class RunConfig(_RunFile):
                 f"model.max_context={context}"
             )
         self._check_cuda_ipc()
-        if self.placement.mode == "colocated" and self.inference.num_engines != self.training.parallel.data:
         if self.placement.mode == "colocated" and self.inference.num_engines != parallel.world_size:
             raise ValueError(
                 f"placement.mode=colocated puts one engine beside each training worker, but inference.num_engines="

@@ -90,13 +90,7 @@ class _HeadExchange:
         self._group, self._kernel = group, kernel
 
     def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **options: Any,
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
         length = query.shape[2] * self._group.size()
         if mask is not None and mask.shape[-1] != length:
