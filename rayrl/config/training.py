@@ -26,6 +26,12 @@ class FsdpEngine(EngineOptions):
     """FSDP2 (`fully_shard`) of torch; with one rank the model is not sharded."""
 
     type: Literal["fsdp"]
+    sharded_load: bool = False
+    """Each worker reads only the parts of the weights that it holds: for models that do not fit on one rank."""
+    cpu_offload: bool = False
+    """Parameters, gradients and moments stay in host memory, where the optimizer runs; blocks visit the device."""
+    compile: bool = False
+    """Compile each block with `torch.compile`; needs a C++ compiler on CPU, and pays off over many steps."""
 
 
 class ParallelConfig(Section):

@@ -51,7 +51,7 @@ def check_model_folder(path: str | Path) -> ModelInfo:
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     if tokenizer_config is None and not (folder / "tokenizer.json").is_file():
         raise ModelError(f"model folder {str(folder)!r} has no tokenizer (tokenizer_config.json or tokenizer.json)")
-    text_config = _text_config(config)
+    text_config = text_config(config)
     return ModelInfo(
         path=folder,
         model_type=str(config.get("model_type", "unknown")),
@@ -63,7 +63,7 @@ def check_model_folder(path: str | Path) -> ModelInfo:
     )
 
 
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part that describes the language model: models of several modalities nest it."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) and "vocab_size" not in config else config

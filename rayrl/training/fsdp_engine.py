@@ -16,8 +16,9 @@ from rayrl.models.export import export_hf_folder
 from rayrl.training import state
 from rayrl.training.batch import FloatArray, TrainBatch
 from rayrl.training.build import BuiltPolicy, build_policy
-from rayrl.training.collate import MicroBatch, collate
+from rayrl.training.collate import MicroBatch, collate, micro_shape
 from rayrl.training.engine import EngineStatus, StepResult, TrainEngineSettings
+from rayrl.training.expert_parallel import TokenCapacity
 from rayrl.training.forward import attention_cost, loss_view, not_finite, skipped_step
 from rayrl.training.gradients import clip, total_norm
 from rayrl.training.layout import make_layout
@@ -39,6 +40,7 @@ class FsdpEngine:
 
     def __init__(self, settings: TrainEngineSettings) -> None:
         training = settings.training
+        self._settings = settings
         self._model_config = settings.model
         self._training = training
         self._rank = settings.rank
@@ -54,6 +56,7 @@ class FsdpEngine:
         )
         self._head_kind = settings.head
         self._layout = make_layout(settings.device, training.parallel, settings.rank, settings.world_size)
+        self._capacity = TokenCapacity()
         built = self._build()
         self._policy, self._summed_gradients = built.model, list(built.summed_gradients)
         self._reference = self._build().model.requires_grad_(False) if settings.with_reference else None
@@ -77,8 +80,7 @@ class FsdpEngine:
         for micro in self._micro_batches(batch):
             view = self._view(micro, batch, loss_fn.needs_entropy)
             share, parts = loss_fn(view, denominator)
-            # FSDP averages gradients over the ranks; the denominator is already that of all of them.
-            (share * self._layout.gradient_ranks).backward()
+            share.backward()
             loss += share.detach()
             for name, value in parts.items():
                 sums[name] = sums[name] + value if name in sums else value
@@ -134,7 +136,7 @@ class FsdpEngine:
         denominator = loss_fn.denominator(batch.loss_counts)
         for micro in self._micro_batches(batch):
             share, _ = loss_fn(self._view(micro, batch, loss_fn.needs_entropy), denominator)
-            (share * self._layout.gradient_ranks).backward()
+            share.backward()
         self._finish_gradients()
         whole = {name: full(weight.grad).clone() for name, weight in self._weights.items() if weight.grad is not None}
         self._optimizer.zero_grad(set_to_none=True)
@@ -185,7 +187,7 @@ class FsdpEngine:
         )
 
     def _build(self) -> BuiltPolicy:
-        return build_policy(self._model_config, self._training, self._layout, self._head, self._head_kind, self._device)
+        return build_policy(self._settings, self._layout, self._head, self._capacity)
 
     def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
         """Yield the micro-batches of this rank; the same number on every rank."""
@@ -193,8 +195,11 @@ class FsdpEngine:
         rows = plan_rows(batch, share=self._share_prompts, attention_cost=self._attention_cost, max_tokens=budget)
         parallel = self._layout.parallel
         plan = plan_micro_batches(row_lengths(rows), parallel.batch_ranks, budget, self._attention_cost)
-        for indices in plan.ranks[self._layout.batch_rank]:
-            yield collate(batch, [rows[index] for index in indices], self._device, parallel.context)
+        for at_once in zip(*plan.ranks, strict=True):
+            own = [rows[index] for index in at_once[self._layout.batch_rank]]
+            shapes = [micro_shape([rows[index] for index in indices], parallel.context) for indices in at_once]
+            self._capacity.num_tokens = max(height * width // parallel.context for height, width in shapes)
+            yield collate(batch, own, self._device, parallel.context)
 
     def _forward(self, model: PolicyModel, micro: MicroBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
         # Sharded, the parameters themselves are gathered in the data type of the products.

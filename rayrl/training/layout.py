@@ -44,11 +44,6 @@ class Layout:
         """Number of this rank's share of the trajectories."""
         return self.rank // (self.parallel.context * self.parallel.tensor)
 
-    @property
-    def gradient_ranks(self) -> int:
-        """Ranks over which `fully_shard` averages gradients; a loss times this gives the sum."""
-        return self.parallel.replicate * self.parallel.data * self.parallel.context
-
     def axis(self, name: str) -> DeviceMesh | None:
         """Return the mesh of one axis; None if it has one rank."""
         if self.root is None:
