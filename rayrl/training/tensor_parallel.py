@@ -75,7 +75,8 @@ def is_vocabulary_split(weight: Tensor) -> bool:
 
 
 def _split_vocabulary(lm: Any, mesh: DeviceMesh) -> None:
-    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
+    embedding: Any = lm.get_input_embeddings()
+    head: Any = lm.get_output_embeddings()
     vocabulary = embedding.weight.shape[0]
     if vocabulary % mesh.size() or type(embedding) is not nn.Embedding:
         _log.warning(
