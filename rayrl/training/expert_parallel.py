@@ -93,6 +93,8 @@ def _bare_copy(module: nn.Module, count: int) -> nn.Module:
     own = vars(nn.Module()).keys()
     vars(copy).update({name: value for name, value in vars(module).items() if name not in own})
     vars(copy)["num_experts"] = count
+    # Tells the kernels of transformers that an index behind the last expert occurs.
+    vars(copy)["_is_expert_parallel"] = True
     for name, child in module.named_children():
         copy.add_module(name, child)
     for name, parameter in module.named_parameters(recurse=False):
