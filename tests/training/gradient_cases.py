@@ -17,7 +17,7 @@ from rayrl.training.losses import LossFunction, PolicyLoss, SupervisedLoss
 
 RTOL, ATOL = 1e-4, 1e-6
 LARGE, SMALL = 8192, 48
-ADAM = {"lr": 1e-3, "eps": 1e-4}
+ADAM = {"lr": 1e-3, "eps": 1e-3}
 """Adam divides by the size of the gradient: with a tiny eps the rounding of a gradient near 0 becomes a whole step."""
 
 

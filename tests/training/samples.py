@@ -42,7 +42,7 @@ def write_llama(folder: Path, *, tied: bool, scalar_head: bool = False, **overri
     LlamaForCausalLM(config).save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text("{}")  # a model folder is refused without one
     if scalar_head:
-        save_file({"score.weight": torch.randn(1, config.hidden_size)}, folder / "score.safetensors")
+        save_file({"score.weight": 0.3 * torch.randn(1, config.hidden_size)}, folder / "score.safetensors")
     return folder
 
 
