@@ -44,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def _check(pools: Mapping[int, RankPool], axes: dict[str, int], cases: list[Case]) -> None:
+def _assert_reference(pools: Mapping[int, RankPool], axes: dict[str, int], cases: list[Case]) -> None:
     world_size = axes.get("replicate", 1) * axes.get("data", 1) * axes.get("context", 1) * axes.get("tensor", 1)
     ranks = pools[world_size].run(run_cases, axes, cases)
     for number, case in enumerate(cases):
@@ -76,7 +76,7 @@ def test_a_layout_gives_the_reference_update(
         Case(model=models["tied"], loss="value", budget=SMALL),
     ]
 
-    _check(rank_pools, _LAYOUTS[layout], cases)
+    _assert_reference(rank_pools, _LAYOUTS[layout], cases)
 
 
 @pytest.mark.distributed
@@ -86,7 +86,7 @@ def test_spread_experts_give_the_reference_update(
 ) -> None:
     cases = [Case(model=models[model], budget=SMALL), Case(model=models[model], kind="idle", loss="sft", share=False)]
 
-    _check(rank_pools, _MOE_LAYOUTS["expert2"], cases)
+    _assert_reference(rank_pools, _MOE_LAYOUTS["expert2"], cases)
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_every_layout_gives_the_reference_update_with_every_way_to_cut_a_batch(
         for name, kind, budget, share in product(names, ("ragged", "idle"), (LARGE, SMALL), (True, False))
     ]
 
-    _check(rank_pools, _LAYOUTS[layout], cases)
+    _assert_reference(rank_pools, _LAYOUTS[layout], cases)
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_every_layout_of_experts_gives_the_reference_update_with_every_way_to_cu
         )
     ]
 
-    _check(rank_pools, _MOE_LAYOUTS[layout], cases)
+    _assert_reference(rank_pools, _MOE_LAYOUTS[layout], cases)
 
 
 @pytest.mark.distributed
@@ -154,16 +154,16 @@ def test_options_of_the_engine_give_the_reference_update(
     value = Case(model=models["tied"], loss="value", engine=engine)
     experts = [Case(model=models[name], engine=engine) for name in ("mixtral", "qwen3_moe")]
 
-    _check(rank_pools, _LAYOUTS["tensor2"], [dense[0], value])
-    _check(rank_pools, _LAYOUTS["data2"], dense[1:])
-    _check(rank_pools, _LAYOUTS["context2"], dense[:1])
-    _check(rank_pools, _MOE_LAYOUTS["expert2"], experts)
+    _assert_reference(rank_pools, _LAYOUTS["tensor2"], [dense[0], value])
+    _assert_reference(rank_pools, _LAYOUTS["data2"], dense[1:])
+    _assert_reference(rank_pools, _LAYOUTS["context2"], dense[:1])
+    _assert_reference(rank_pools, _MOE_LAYOUTS["expert2"], experts)
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_compiled_blocks_give_the_reference_update(models: dict[str, str], rank_pools: Mapping[int, RankPool]) -> None:
-    _check(rank_pools, _LAYOUTS["data2"], [Case(model=models["tied"], engine={"compile": True})])
+    _assert_reference(rank_pools, _LAYOUTS["data2"], [Case(model=models["tied"], engine={"compile": True})])
 
 
 def test_a_whole_model_is_read_in_parts_too(models: dict[str, str]) -> None:
