@@ -89,7 +89,7 @@ def _without_weights(settings: TrainEngineSettings, head: HeadSettings, kernel: 
 
 def _check_head_formula(model: PolicyModel) -> None:
     """As `check_head`, without weights: the model's own forward runs on a made-up hidden state and a small head."""
-    from transformers.modeling_outputs import BaseModelOutputWithPast
+    from transformers.modeling_outputs import MoeModelOutputWithPast
 
     lm: Any = model.lm
     output = lm.get_output_embeddings()
@@ -102,7 +102,7 @@ def _check_head_formula(model: PolicyModel) -> None:
         hidden = torch.randn(1, 4, output.in_features)
         ids = torch.arange(4)[None, :]
         lm.set_output_embeddings(small)
-        lm.base_model.forward = lambda *_, **__: BaseModelOutputWithPast(last_hidden_state=hidden)
+        lm.base_model.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden)
         try:
             logits = lm(input_ids=ids, use_cache=False).logits[0].float()
         finally:

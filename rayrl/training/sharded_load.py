@@ -22,9 +22,16 @@ _SCALAR_HEAD = "score.weight"
 
 
 def give_memory(model: nn.Module, device: torch.device) -> None:
-    """Replace parameters on the meta device by uninitialised ones, in place; buffers keep their values."""
+    """Replace parameters on the meta device by uninitialised ones, in place; buffers keep their values, ties hold."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    tied: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            tied.setdefault(id(parameter), []).append((module, name))
     model.to_empty(device=device)
+    for (first, first_name), *others in tied.values():
+        for module, name in others:
+            module.register_parameter(name, first.get_parameter(first_name))
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
 

@@ -78,7 +78,8 @@ def _split_vocabulary(lm: Any, mesh: DeviceMesh) -> None:
     embedding: Any = lm.get_input_embeddings()
     head: Any = lm.get_output_embeddings()
     vocabulary = embedding.weight.shape[0]
-    if vocabulary % mesh.size() or type(embedding) is not nn.Embedding:
+    is_plain = type(embedding) is nn.Embedding
+    if vocabulary % mesh.size() or not is_plain:
         _log.warning(
             "embedding (%s) and head of %d tokens stay whole on each of the %d tensor ranks: they cannot be divided",
             type(embedding).__name__,
