@@ -46,6 +46,10 @@ class ActorError(RayrlError, RuntimeError):
     """An actor died, failed to start or failed a call."""
 
 
+class ActorDied(ActorError):
+    """The process of an actor is gone; nothing that is asked of it will ever be answered."""
+
+
 class DeadlineExceeded(RayrlError, TimeoutError):
     """A wait on another process ran out of time; the message names phase, actor, node and since when."""
 

@@ -16,6 +16,7 @@ from rayrl.config.run import RunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
 from rayrl.driver.checkpointer import Checkpointer
+from rayrl.driver.ending import ending_with
 from rayrl.driver.evaluator import Evaluator
 from rayrl.driver.fleet import Fleet
 from rayrl.driver.grace import within_grace
@@ -29,6 +30,7 @@ from rayrl.driver.rollout_loop import RolloutLoop
 from rayrl.driver.run_failure import marking_start
 from rayrl.driver.run_record import recording_run
 from rayrl.driver.stop_signal import StopSignal
+from rayrl.driver.supervisor import Supervisor
 from rayrl.driver.train_loop import TrainHistory, TrainLoop
 from rayrl.driver.watchdog import Watchdog
 from rayrl.tracking.metrics import Tracker
@@ -62,6 +64,7 @@ class Assembly:
     progress: Progress
     buffer: GroupBuffer
     publisher: Publisher
+    supervisor: Supervisor
     evaluator: Evaluator
     checkpointer: Checkpointer
     rollout_loop: RolloutLoop
@@ -101,6 +104,7 @@ class Assembly:
         rollout_loop = RolloutLoop(
             config=config, outcomes=outcomes, workers=fleet.rollout, buffer=buffer, progress=progress
         )
+        supervisor = _supervise(config, fleet, publisher, rollout_loop, progress, ledger)
         train_loop = TrainLoop(
             config=config,
             train=fleet.train,
@@ -120,6 +124,7 @@ class Assembly:
             ),
             tracker=tracker,
             stop=stop,
+            more_metrics=supervisor.metrics,
         )
         return cls(
             config=config,
@@ -131,6 +136,7 @@ class Assembly:
             progress=progress,
             buffer=buffer,
             publisher=publisher,
+            supervisor=supervisor,
             evaluator=evaluator,
             checkpointer=checkpointer,
             rollout_loop=rollout_loop,
@@ -166,10 +172,19 @@ class Assembly:
             return result
 
     async def _run(self) -> RunResult:
-        await self.publisher.connect()
+        try:
+            return await ending_with(self._supervised(), self.supervisor.run())
+        finally:
+            # Before the fleet is closed: actors that are asked to leave are not lost.
+            await self.supervisor.close()
+
+    async def _supervised(self) -> RunResult:
         # Engines start without weights on purpose: after a resume those of the model folder would be the wrong ones.
-        record = await self.publisher.publish(self.progress.version)
-        self.ledger.record_publication(record.version, record.digest, record.engines, step=self.progress.step)
+        async with self.publisher.lock:
+            record = await self.publisher.publish(self.progress.version)
+        self.ledger.record_publication(
+            record.version, record.digest, record.engines, missing=record.missing, step=self.progress.step
+        )
         rollouts = asyncio.create_task(self.rollout_loop.run())
         waker = asyncio.create_task(self._wake_on_stop())
         try:
@@ -222,7 +237,34 @@ class Assembly:
 
     def status(self) -> dict[str, Any]:
         """Return what both loops do."""
-        return {**self.train_loop.status(), **self.rollout_loop.status(), "buffered": len(self.buffer)}
+        return {
+            **self.train_loop.status(),
+            **self.rollout_loop.status(),
+            "buffered": len(self.buffer),
+            "supervision": self.supervisor.status(),
+        }
+
+
+def _supervise(
+    config: RunConfig,
+    fleet: Fleet,
+    publisher: Publisher,
+    rollout_loop: RolloutLoop,
+    progress: Progress,
+    ledger: Ledger,
+) -> Supervisor:
+    """Return a supervisor that the others report to."""
+    supervisor = Supervisor(
+        config=config,
+        engines=fleet.starters["inference"],
+        workers=fleet.starters["rollout"],
+        publisher=publisher,
+        progress=progress,
+        ledger=ledger,
+    )
+    rollout_loop.on_fault = supervisor.report
+    supervisor.on_node_lost = rollout_loop.lose_node
+    return supervisor
 
 
 def summary_metrics(history: TrainHistory) -> Mapping[str, float]:

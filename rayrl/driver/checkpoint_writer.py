@@ -58,8 +58,7 @@ class CheckpointWriter:
         """Return the folder of the complete checkpoint. Nothing is left of it where that fails."""
         seconds, phase = self._deadlines.checkpoint_s, f"checkpoint of step {state.step}"
         try:
-            await self._workers.call(
-                0,
+            await self._workers.call_any(
                 "write_groups",
                 str(pending.path / GROUPS_FILE),
                 *(group.batch for group in groups),

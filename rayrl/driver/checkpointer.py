@@ -236,5 +236,6 @@ class Checkpointer:
         for index in range(count):
             summary = await wait_for(references[index], seconds=seconds, phase=phase, actor=member.label)
             ticket = self._buffer.new_ticket()
-            groups.append(BufferedGroup(ticket=ticket, summary=summary, batch=references[count + index]))
+            batch = references[count + index]
+            groups.append(BufferedGroup(ticket=ticket, summary=summary, batch=batch, node=member.node))
         return groups

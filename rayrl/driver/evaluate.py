@@ -39,7 +39,6 @@ async def _evaluate(config: RunConfig) -> RunResult:
         try:
             assert fleet.inference is not None
             publisher = Publisher(config=config, train=fleet.train, inference=fleet.inference)
-            await publisher.connect()
             await publisher.publish(0)
             evaluator = Evaluator(config=config, workers=fleet.rollout)
             evaluator.start(0)

@@ -6,15 +6,22 @@ Training and the sampling of training data go on meanwhile. The versions of all 
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from rayrl.config.run import RunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
+from rayrl.errors import ActorDied
 from rayrl.infra.actor_group import ActorGroup
 from rayrl.rollout.group import GroupRequest
 from rayrl.rollout.settings import sampling_params
 from rayrl.types.prompt import Prompt
 from rayrl.types.trajectory import GroupSummary
+from rayrl.utils.logger import get_logger
+
+_LOGGER = get_logger("driver.evaluator")
+_LOOK_S = 0.5
+"""Between two looks at whether an evaluation can still end."""
 
 
 class Evaluator:
@@ -48,11 +55,21 @@ class Evaluator:
         assert self._task is None, "the last evaluation was not finished before the next one"
         self._task = asyncio.get_running_loop().create_task(self._run(version))
 
-    async def finish(self) -> dict[str, float] | None:
-        """Wait for the running evaluation and return its metrics; None if there is none."""
+    async def finish(self, abandon_if: Callable[[], bool] | None = None) -> dict[str, float] | None:
+        """Wait for the running evaluation and return its metrics; None if there is none.
+
+        It is abandoned, with a warning, once `abandon_if` says that nobody can finish it.
+        """
         if self._task is None:
             return None
         task, self._task = self._task, None
+        while abandon_if is not None and not task.done():
+            if abandon_if():
+                _LOGGER.warning("the running evaluation is abandoned: no engine is left that has its version")
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                return None
+            await asyncio.wait([task], timeout=_LOOK_S)
         return await task
 
     async def close(self) -> None:
@@ -71,13 +88,9 @@ class Evaluator:
             GroupRequest(prompt=prompt, group_size=1, params=params, purpose="eval", seed=self._config.run.seed)
             for prompt in self._prompts
         ]
-        num_workers = len(self._workers.members)
-        rollout = self._config.rollout
-        shares = await self._workers.call_each(
-            "run_evaluation",
-            [(requests[index::num_workers],) for index in range(num_workers)],
-            seconds=rollout.episode_timeout_s * rollout.max_attempts + self._config.driver.deadlines.generation_s,
-            phase=f"evaluation of version {version}",
+        num_workers = max(1, len(self._workers.members))
+        shares = await asyncio.gather(
+            *(self._run_share(index, requests[index::num_workers], version) for index in range(num_workers))
         )
         summaries = [summary for share in shares for summary in share]
         return summarize_evaluation(
@@ -86,6 +99,16 @@ class Evaluator:
             success_threshold=evaluation.success_threshold,
             seconds=time.monotonic() - start,
         )
+
+    async def _run_share(self, index: int, requests: list[GroupRequest], version: int) -> list[GroupSummary]:
+        """Run a share of the prompts on one worker, and once more on another one if that dies."""
+        rollout = self._config.rollout
+        seconds = rollout.episode_timeout_s * rollout.max_attempts + self._config.driver.deadlines.generation_s
+        phase = f"evaluation of version {version}"
+        try:
+            return list(await self._workers.call(index, "run_evaluation", requests, seconds=seconds, phase=phase))
+        except ActorDied:
+            return list(await self._workers.call_any("run_evaluation", requests, seconds=seconds, phase=phase))
 
 
 def summarize_evaluation(

@@ -20,7 +20,6 @@ class FaultCause(Enum):
     STALLED = "it has work and makes no progress"
     WRONG_WEIGHTS = "it did not receive the weights that were sent"
     NOT_STARTED = "it did not start"
-    DRAINED = "its node is being drained"
 
 
 class Decision(Enum):
@@ -74,11 +73,6 @@ class RestartHistory:
         return replace(self, times=(*(time for time in self.times if now - time < window_s), now))
 
 
-def counts_as_restart(cause: FaultCause) -> bool:
-    """Return whether a replacement for this cause uses up the budget: a drained node is nobody's fault."""
-    return cause is not FaultCause.DRAINED
-
-
 def decide(
     cause: FaultCause, *, role: str, num_live: int, history: RestartHistory, limits: RestartLimits, now: float
 ) -> Ruling:
@@ -89,8 +83,6 @@ def decide(
         history: earlier replacements of the role.
         now: on the clock of `history`.
     """
-    if not counts_as_restart(cause):
-        return Ruling(decision=Decision.REPLACE, pause_s=0.0, reason=f"{cause.value}; this uses up no restart")
     used = history.within(limits.window_s, now)
     budget = f"{used} of supervision.restarts={limits.restarts} are used within {limits.window_s:g} s"
     if used < limits.restarts:

@@ -1,13 +1,15 @@
 """All actors of a run: placed, started together, torn down together."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rayrl.config.driver import DeadlineConfig
 from rayrl.config.model import ModelConfig
 from rayrl.config.run import RunConfig, SFTRunConfig
+from rayrl.driver.member_starter import MemberStarter
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.settings import EngineSettings
 from rayrl.infra.actor_group import ActorGroup
@@ -35,6 +37,8 @@ class Fleet:
     rollout: ActorGroup
     inference: ActorGroup | None
     shutdown_s: float
+    starters: dict[str, MemberStarter] = field(default_factory=dict)
+    """How to start further members, by role, for the supervisor."""
 
     def groups(self) -> list[ActorGroup]:
         """Return all groups that there are."""
@@ -78,20 +82,24 @@ async def start_fleet(config: RunConfig) -> Fleet:
     deadlines = config.driver.deadlines
     reservation = await asyncio.to_thread(reserve, plan_placement(config), deadlines.placement_s)
     model = absolute_model(config.model)
+    engine_settings = EngineSettings(
+        model=model,
+        inference=config.inference,
+        transfer=resolved_transfer(config),
+        seed=config.run.seed,
+        deterministic=config.run.deterministic,
+        recording=collective_recording(config),
+    )
+    rollout_settings = RolloutSettings(
+        model=model,
+        rollout=config.rollout,
+        reward=config.reward,
+        eval_reward=None if config.evaluation is None else config.evaluation.reward,
+    )
     starters = {
         "train": _start_train(_rl_settings(config, model), reservation, deadlines),
-        "inference": _start_inference(config, model, reservation, deadlines),
-        "rollout": _start_rollout(
-            RolloutSettings(
-                model=model,
-                rollout=config.rollout,
-                reward=config.reward,
-                eval_reward=None if config.evaluation is None else config.evaluation.reward,
-            ),
-            config.rollout.num_workers,
-            reservation,
-            deadlines,
-        ),
+        "inference": _start_inference(engine_settings, reservation, deadlines),
+        "rollout": _start_rollout(rollout_settings, config.rollout.num_workers, reservation, deadlines),
     }
     groups = await _start_together(starters, reservation, deadlines.shutdown_s)
     fleet = Fleet(
@@ -100,6 +108,16 @@ async def start_fleet(config: RunConfig) -> Fleet:
         inference=groups["inference"],
         rollout=groups["rollout"],
         shutdown_s=deadlines.shutdown_s,
+        starters={
+            role: MemberStarter(
+                role=role,
+                group=groups[role],
+                reservation=reservation,
+                args_of=partial(_member_args, settings),
+                start_timeout_s=deadlines.start_s,
+            )
+            for role, settings in (("inference", engine_settings), ("rollout", rollout_settings))
+        },
     )
     engines = {member.name: member.handle for member in groups["inference"].members}
     await fleet.rollout.call_all("connect", engines, seconds=deadlines.start_s, phase="connecting rollout to engines")
@@ -189,7 +207,7 @@ async def _start_train(
     settings: TrainWorkerSettings, reservation: Reservation, deadlines: DeadlineConfig
 ) -> ActorGroup:
     training = settings.training
-    world_size = training.parallel.world_size
+    world_size = training.parallel.data
     group = await ActorGroup.spawn(
         "train",
         TrainWorker,
@@ -210,18 +228,12 @@ async def _start_train(
     return group
 
 
-async def _start_inference(
-    config: RunConfig, model: ModelConfig, reservation: Reservation, deadlines: DeadlineConfig
-) -> ActorGroup:
-    inference = config.inference
-    settings = EngineSettings(
-        model=model,
-        inference=inference,
-        transfer=resolved_transfer(config),
-        seed=config.run.seed,
-        deterministic=config.run.deterministic,
-        recording=collective_recording(config),
-    )
+def _member_args(settings: EngineSettings | RolloutSettings, index: int) -> tuple[Any, ...]:
+    return (index, settings)
+
+
+async def _start_inference(settings: EngineSettings, reservation: Reservation, deadlines: DeadlineConfig) -> ActorGroup:
+    inference = settings.inference
     group = await ActorGroup.spawn(
         "inference",
         EngineActor,

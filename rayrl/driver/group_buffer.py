@@ -17,6 +17,8 @@ class BufferedGroup:
     summary: GroupSummary
     batch: Any
     """Reference to the group's Arrow record batch in the object store."""
+    node: str = ""
+    """Ray's id of the node on which the batch was made and, unless it is small, lies; empty if not known."""
 
 
 class GroupBuffer:

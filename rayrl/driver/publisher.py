@@ -1,26 +1,37 @@
 """Publish weight versions: acts on the state machine of `infra.publication`.
 
+    join      training rank 0 and the engines meet under the next epoch, if the members are others than last time
     prepare   every engine checks the manifest against its model
     transfer  training rank 0 sends buckets, engines stage them; generation goes on with the old weights. Collective
-              routes run both at once, stored ones one after the other
+              routes run both at once, stored ones, which need no group to join, one after the other
     verify    each engine's digests against the trainer's
     commit    every engine pauses, loads, resumes; running requests go on with the new weights
 
-A publication that fails before the commit is aborted: engines forget what they staged and keep the old version, the
-transfer group is rebuilt under the next epoch, and the publication is tried once more.
+An engine that dies, refuses or acknowledges other digests is quarantined: killed, and reported to the supervisor, which
+starts another one. Before the commit that costs the attempt: the others forget what they staged, keep the old version,
+and get the new one at the next try, under the next epoch. At the commit those that have it keep it.
+
+    waits for                      unblocked by                      bounded by
+    the lock                       the end of a step or of a push    the deadlines of what goes on inside
+    an engine, when none is left   the supervisor's replacement      `engine_wait_s`
+    each phase                     trainer and engines               deadlines.publication_s
 """
 
 import asyncio
 import hashlib
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from rayrl.config.run import RunConfig
-from rayrl.errors import ActorError, DeadlineExceeded, RayrlError, TransferError
+from rayrl.driver.failure_policy import FaultCause
+from rayrl.driver.publication_faults import Aborted, check_outcomes, error_of, fault_of, is_refusal
+from rayrl.errors import ActorDied, DeadlineExceeded, RayrlError, TransferError
 from rayrl.infra.actor_group import ActorGroup
+from rayrl.infra.outcomes import CallOutcome, CallState, PendingCall, gather_outcomes
 from rayrl.infra.placement_plan import transfer_backend
-from rayrl.infra.publication import EngineAck, Publication, PublicationState, verify
+from rayrl.infra.publication import TRANSFER_GROUP, EngineAck, Publication, PublicationState, verify
 from rayrl.infra.weight_route import RouteKind, route_kind
 from rayrl.utils.logger import get_logger
 
@@ -28,9 +39,14 @@ if TYPE_CHECKING:
     from rayrl.infra.weight_transfer import WeightManifest
 
 _LOGGER = get_logger("driver.publisher")
-_ATTEMPTS = 2
+_FRUITLESS_ATTEMPTS = 2
+"""Attempts that fail without an engine to blame, after which the publication fails."""
+_GRACE_S = 5.0
+"""For the others to fail in their turn, once one has failed."""
 TRAINER = "train-0"
 """Name of the sender in transfer groups."""
+
+FaultHandler = Callable[[str, FaultCause, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +57,13 @@ class PublicationRecord:
     digest: str
     """Over the digests of all buckets, the same on the trainer and on every engine."""
     engines: tuple[str, ...]
-    """Which acknowledged it."""
+    """Which acknowledged it and use it."""
     num_bytes: int
     transfer_s: float
     commit_s: float
     """From the first pause to the last resume."""
+    missing: tuple[str, ...] = ()
+    """Engines that took part and failed; they are replaced."""
 
 
 class Publisher:
@@ -56,111 +74,278 @@ class Publisher:
         self._train = train
         self._inference = inference
         self._epoch = 0
+        self._joined: tuple[str, ...] = ()
+        self._address: Any = None
         self._seconds = config.driver.deadlines.publication_s
         self._backend = transfer_backend(config)
-        self._kind = route_kind(self._backend)
+        self._is_collective = route_kind(self._backend) is RouteKind.COLLECTIVE
+        self._serving: dict[str, int] = {}
+        self.version: int | None = None
+        """The version that was published last; None before the first."""
+        self.lock = asyncio.Lock()
+        """Held over a training step with its publication, over a push to an engine that joins, and over whatever else
+        changes the trainer's weights: inside, they are those of `version` or about to become the next one."""
+        self.on_fault: FaultHandler = _log_fault
+        """Told which engine was quarantined, and why; it is out of the group by then."""
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """Names of the engines, in rank order of the transfer group."""
+        """Names of all engines, those that have no weights yet included."""
         return tuple(member.name for member in self._inference.members)
 
-    async def connect(self) -> None:
-        """Build the transfer group under the next epoch: training rank 0, then the engines. Stored routes need none."""
-        if self._kind is RouteKind.STORED:
-            return
-        self._epoch += 1
-        seconds = self._seconds
-        phase = f"rendezvous of transfer group, epoch {self._epoch}"
-        address = await self._train.call(0, "host_transfer_rendezvous", seconds=seconds, phase=phase)
-        members = (TRAINER, *self.engines)
-        # Ends before the driver's own deadline, so that the error from inside, which names the member, arrives first.
-        inner = 0.8 * seconds
-        await asyncio.gather(
-            self._train.call(
-                0, "join_transfer", address, self._epoch, members, self._backend, inner, seconds=seconds, phase=phase
-            ),
-            self._inference.call_each(
-                "join_transfer",
-                [(address, self._epoch, rank, members, self._backend, inner) for rank in range(1, len(members))],
-                seconds=seconds,
-                phase=phase,
-            ),
-        )
+    @property
+    def serving(self) -> dict[str, Any]:
+        """Handles of the engines that have the current version, by name."""
+        return {
+            member.name: member.handle
+            for member in self._inference.members
+            if self.version is not None and self._serving.get(member.name) == self.version
+        }
+
+    @property
+    def engine_wait_s(self) -> float:
+        """Longest wait for an engine when none is left: one is noticed, paused for, and started."""
+        supervision = self._config.supervision
+        return supervision.silence_s + supervision.max_backoff_s + self._config.driver.deadlines.start_s
+
+    def renew_trainer(self, train: ActorGroup) -> None:
+        """Send from another training group from now on; hold the lock."""
+        self._train = train
+        self._joined, self._address = (), None
+
+    def forget_group(self) -> None:
+        """Make the next publication build the transfer group anew, under the next epoch."""
+        self._joined = ()
 
     async def publish(self, version: int) -> PublicationRecord:
-        """Make `version` current on every engine. TransferError if it cannot be proven to have arrived."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            publication = Publication(version=version, engines=self.engines)
-            start = time.monotonic()
+        """Make `version` current on every engine, those that joined meanwhile included; hold the lock.
+
+        Returns once at least one engine uses it; engines that failed are quarantined.
+
+        Raises:
+            ActorError, EngineError: the trainer failed.
+            TransferError: attempts failed without an engine to blame.
+            DeadlineExceeded: the trainer did not answer, or no engine was left and none came.
+        """
+        missing: list[str] = []
+        fruitless = 0
+        while True:
+            deadline = asyncio.get_running_loop().time() + self.engine_wait_s
+            await self._inference.wait_member(deadline, phase=f"publication of version {version}")
             try:
-                manifest, digests = await self._transfer(publication)
-                break
-            except (TransferError, DeadlineExceeded) as error:
-                if attempt == _ATTEMPTS:
-                    raise
-                _LOGGER.warning("publication of version %d aborted, trying once more: %s", version, error)
-                await self.connect()
-        # No second try from here on: some engines may serve the new version already.
+                record = await self._attempt(version, self.engines)
+            except Aborted as aborted:
+                missing += aborted.culprits
+                fruitless += not aborted.culprits
+                if aborted.is_fatal or fruitless == _FRUITLESS_ATTEMPTS:
+                    raise aborted.error from None
+                _LOGGER.warning("publication of version %d aborted, trying again: %s", version, aborted.error)
+                continue
+            missing += record.missing
+            if record.engines:
+                self.version = version
+                return replace(record, missing=tuple(dict.fromkeys(missing)))
+
+    async def bring_up(self) -> PublicationRecord | None:
+        """Give the current version to the engines that do not have it; None if there are none by then.
+
+        Waits for the lock: a publication that ends meanwhile has given it to them already. Engines that fail are
+        quarantined. Raises as `publish` for faults of the trainer.
+        """
+        async with self.lock:
+            version = self.version
+            assert version is not None, "engines are brought up after the first publication only"
+            fruitless = 0
+            while True:
+                newcomers = [name for name in self.engines if self._serving.get(name) != version]
+                if not newcomers:
+                    return None
+                try:
+                    record = await self._attempt(version, newcomers)
+                except Aborted as aborted:
+                    fruitless += not aborted.culprits
+                    if aborted.is_fatal or fruitless == _FRUITLESS_ATTEMPTS:
+                        raise aborted.error from None
+                    _LOGGER.warning("push of version %d aborted, trying again: %s", version, aborted.error)
+                    continue
+                if record.engines:
+                    return record
+
+    async def _attempt(self, version: int, engines: Sequence[str]) -> PublicationRecord:
+        """Bring a version to these engines. `Aborted` if it fails before the commit."""
+        publication = Publication(version=version, engines=engines)
+        start = time.monotonic()
+        try:
+            manifest, digests = await self._transfer(publication)
+        except Aborted as aborted:
+            publication.move(PublicationState.ABORTED)
+            await self._clean_up(version, engines, aborted.culprits)
+            if not aborted.is_fatal:
+                await self._release(version)
+            raise
         transferred = time.monotonic()
         publication.move(PublicationState.COMMIT)
-        await self._inference.call_all(
-            "commit", version, seconds=self._seconds, phase=f"publication of version {version}: commit"
-        )
+        outcomes = await self._ask(engines, "commit", version, phase=f"publication of version {version}: commit")
+        failed = {outcome.member: fault_of(outcome) for outcome in outcomes if outcome.state is not CallState.DONE}
+        if len(failed) == len(outcomes) and self.version is None and all(map(is_refusal, outcomes)):
+            # Nothing was ever served: this is a fault of the set-up, which new engines would only repeat.
+            raise Aborted(error_of(outcomes[0]), {}, is_fatal=True)
+        self._quarantine(failed)
         publication.move(PublicationState.DONE)
         await self._release(version)
+        committed = tuple(name for name in engines if name not in failed)
+        self._serving |= dict.fromkeys(committed, version)
         return PublicationRecord(
             version=version,
             digest=hashlib.sha256("".join(digests).encode()).hexdigest()[:32],
-            engines=self.engines,
+            engines=committed,
             num_bytes=sum(spec.num_bytes for spec in manifest.tensors),
             transfer_s=transferred - start,
             commit_s=time.monotonic() - transferred,
+            missing=tuple(failed),
         )
 
     async def _transfer(self, publication: Publication) -> "tuple[WeightManifest, tuple[str, ...]]":
-        """Stage the version on every engine and return manifest and digests; engines forget it where that fails."""
-        version, seconds = publication.version, self._seconds
+        """Stage the version on every engine and return manifest and digests. `Aborted` where that fails."""
+        version, engines = publication.version, publication.engines
         name = f"publication of version {version}"
+        if self._is_collective and self._joined != tuple(engines):
+            await self._connect(engines)
         try:
             manifests = await self._train.call_all(
-                "weight_manifest", version, seconds=seconds, phase=f"{name}: manifest"
+                "weight_manifest", version, seconds=self._seconds, phase=f"{name}: manifest"
             )
-            manifest: WeightManifest = manifests[0]
-            await self._inference.call_all("prepare", manifest, seconds=seconds, phase=f"{name}: prepare")
-            publication.move(PublicationState.TRANSFER)
-            digests, acks = await self._move(manifest, f"{name}: transfer")
-            publication.move(PublicationState.VERIFY)
-            verdict = verify(publication, digests, acks)
-            if not verdict.ok:
-                faults = "; ".join(f"{engine}: {reason}" for engine, reason in verdict.bad_engines.items())
-                raise TransferError(f"{name} did not arrive as sent: {faults}")
         except RayrlError as error:
-            publication.move(PublicationState.ABORTED)
-            if not isinstance(error, ActorError):
-                await self._inference.call_all("discard", version, seconds=seconds, phase=f"{name}: discard")
-                await self._release(version)
-            raise
-        return manifest, digests
-
-    async def _move(self, manifest: "WeightManifest", phase: str) -> tuple[tuple[str, ...], list[EngineAck]]:
-        """Bring the version to all engines; return the digests of the trainer and what each engine acknowledges."""
-        seconds, version = self._seconds, manifest.version
-        # Inside, waits end before the driver's own deadline: their error names the member.
-        inner = 0.8 * seconds
-        if self._kind is RouteKind.COLLECTIVE:
-            sent, acks = await asyncio.gather(
-                self._train.call_all("send_weights", version, seconds=seconds, phase=phase),
-                self._inference.call_all("receive", manifest, (), inner, seconds=seconds, phase=phase),
+            raise Aborted(error, {}, is_fatal=True) from error
+        manifest: WeightManifest = manifests[0]
+        outcomes = await self._ask(engines, "prepare", manifest, phase=f"{name}: prepare")
+        check_outcomes(outcomes, sender=self._train.name, is_first=self.version is None)
+        publication.move(PublicationState.TRANSFER)
+        sent, acks = await self._move(manifest, engines, f"{name}: transfer")
+        publication.move(PublicationState.VERIFY)
+        verdict = verify(publication, sent, acks)
+        if not verdict.ok:
+            faults = "; ".join(f"{engine}: {reason}" for engine, reason in verdict.bad_engines.items())
+            raise Aborted(
+                TransferError(f"{name} did not arrive as sent: {faults}"),
+                {engine: (FaultCause.WRONG_WEIGHTS, reason) for engine, reason in verdict.bad_engines.items()},
+                is_fatal=False,
             )
+        return manifest, sent
+
+    async def _move(
+        self, manifest: "WeightManifest", engines: Sequence[str], phase: str
+    ) -> tuple[tuple[str, ...], list[EngineAck]]:
+        """Bring the version to these engines; return the digests of the trainer and what each engine acknowledges."""
+        version, sender = manifest.version, self._train.name
+        # Inside, waits end before the driver's own deadline: their error names the member.
+        inner = 0.8 * self._seconds
+        check_outcomes(self._gone(engines, phase), sender=sender)
+        calls = self._train.submit("send_weights", version)
+        if self._is_collective:
+            calls += self._inference.submit("receive", manifest, (), inner, names=engines)
+            outcomes = await self._gather(calls, phase, is_collective=True)
+            check_outcomes(outcomes, sender=sender, is_collective=True)
         else:
-            sent = await self._train.call_all("send_weights", version, seconds=seconds, phase=phase)
-            parcels = tuple(answer.parcel for answer in sent if answer is not None)
-            acks = await self._inference.call_all("receive", manifest, parcels, inner, seconds=seconds, phase=phase)
-        return sent[0].digests, acks
+            outcomes = await self._gather(calls, phase)
+            check_outcomes(outcomes, sender=sender)
+            parcels = tuple(item.value.parcel for item in outcomes if item.value is not None)
+            received = await self._ask(engines, "receive", manifest, parcels, inner, phase=phase)
+            check_outcomes(received, sender=sender)
+            outcomes += received
+        return outcomes[0].value.digests, [item.value for item in outcomes if item.member in engines]
 
     async def _release(self, version: int) -> None:
         """Let the sender free what it kept for engines that had yet to fetch."""
-        if self._kind is RouteKind.STORED:
+        if not self._is_collective:
             phase = f"publication of version {version}: release"
             await self._train.call_all("release_weights", version, seconds=self._seconds, phase=phase)
+
+    async def _connect(self, engines: Sequence[str]) -> None:
+        """Build the transfer group under the next epoch: training rank 0, then the engines."""
+        self._epoch += 1
+        self._joined = ()
+        epoch, seconds = self._epoch, self._seconds
+        phase = f"rendezvous of transfer group, epoch {epoch}"
+        try:
+            self._address = await self._train.call(0, "host_transfer_rendezvous", seconds=seconds, phase=phase)
+        except RayrlError as error:
+            raise Aborted(error, {}, is_fatal=True) from error
+        members = (TRAINER, *engines)
+        # Ends before the driver's own deadline, so that the error from inside, which names the member, arrives first.
+        inner = 0.8 * seconds
+        calls = self._train.submit(
+            "join_transfer", self._address, epoch, members, self._backend, inner, names=[TRAINER]
+        )
+        for rank, engine in enumerate(engines, 1):
+            calls += self._inference.submit(
+                "join_transfer", self._address, epoch, rank, members, self._backend, inner, names=[engine]
+            )
+        outcomes = await self._gather(calls, phase, is_collective=True)
+        check_outcomes(outcomes, sender=self._train.name, is_collective=True)
+        self._joined = tuple(engines)
+
+    async def _ask(self, engines: Collection[str], method: str, *args: Any, phase: str) -> list[CallOutcome]:
+        """Call these engines; one that is gone by now has an outcome, too."""
+        gone = self._gone(engines, phase)
+        return gone + await self._gather(self._inference.submit(method, *args, names=engines), phase)
+
+    def _gone(self, engines: Collection[str], phase: str) -> list[CallOutcome]:
+        """Return the outcomes of engines that the supervisor has removed meanwhile."""
+        return [
+            CallOutcome(member=name, state=CallState.DIED, error=ActorDied(f"{phase}: {name} is gone"))
+            for name in engines
+            if self._inference.find(name) is None
+        ]
+
+    async def _gather(
+        self, calls: Sequence[PendingCall], phase: str, *, is_collective: bool = False
+    ) -> list[CallOutcome]:
+        """Return the outcomes of calls; in a collective the failure of one ends those of the others."""
+        return await gather_outcomes(
+            calls,
+            seconds=self._seconds,
+            grace_s=_GRACE_S if is_collective else self._seconds,
+            phase=phase,
+            on_failure=self._end_epoch if is_collective else None,
+        )
+
+    async def _end_epoch(self) -> None:
+        """Free whoever waits, in the rendezvous, for a member that has failed."""
+        self._joined = ()
+        if self._address is None:
+            return
+        from rayrl.infra.collective_group import end_epoch
+
+        try:
+            await asyncio.to_thread(
+                end_epoch,
+                self._address,
+                name=TRANSFER_GROUP,
+                epoch=self._epoch,
+                reason="a member has failed",
+                timeout_s=_GRACE_S,
+            )
+        except DeadlineExceeded as error:
+            _LOGGER.warning("members that wait for a failed one end by their own deadlines: %s", error)
+
+    async def _clean_up(
+        self, version: int, engines: Sequence[str], culprits: Mapping[str, tuple[FaultCause, str]]
+    ) -> None:
+        """Quarantine the culprits and let the others forget what they staged."""
+        self.forget_group()
+        self._quarantine(culprits)
+        left = [name for name in engines if self._inference.find(name) is not None]
+        outcomes = await self._ask(left, "discard", version, phase=f"publication of version {version}: discard")
+        self._quarantine({item.member: fault_of(item) for item in outcomes if item.state is not CallState.DONE})
+
+    def _quarantine(self, faults: Mapping[str, tuple[FaultCause, str]]) -> None:
+        for name, (cause, reason) in faults.items():
+            self._serving.pop(name, None)
+            self.forget_group()
+            self._inference.remove(name)
+            self.on_fault(name, cause, reason)
+
+
+def _log_fault(name: str, cause: FaultCause, reason: str) -> None:
+    _LOGGER.warning("engine %s is quarantined (%s): %s", name, cause.value, reason)

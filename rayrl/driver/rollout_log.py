@@ -28,8 +28,8 @@ class RolloutLog:
         await self.finish()
         path = self._folder / f"step_{step:06d}.parquet"
         self._pending = asyncio.get_running_loop().create_task(
-            self._workers.call(
-                0, "write_rollouts", str(path), *batches, seconds=self._deadline_s, phase=f"rollout log of step {step}"
+            self._workers.call_any(
+                "write_rollouts", str(path), *batches, seconds=self._deadline_s, phase=f"rollout log of step {step}"
             )
         )
 

@@ -24,6 +24,7 @@ from rayrl.driver.resume import Resume, find_checkpoint
 from rayrl.driver.run_failure import keeping_failure
 from rayrl.driver.run_handle import RunHandle
 from rayrl.driver.stop_signal import StopSignal
+from rayrl.errors import EngineError
 from rayrl.infra.cluster import join_cluster, leave_cluster
 from rayrl.infra.placement_plan import plan_placement
 from rayrl.tracking.metrics import Tracker
@@ -114,6 +115,12 @@ class Run:
                     self._stop.uninstall()
         finally:
             await fleet.close()
+
+    def scale_inference(self, num_engines: int) -> None:
+        """Have this many engines from now on; only from the run's own event loop. ConfigError outside the limits."""
+        if self._loop is None:
+            raise EngineError("the run has no engines yet that could be scaled")
+        self._loop.supervisor.scale_inference(num_engines)
 
     def request_stop(self) -> None:
         """Ask for a graceful stop; only from the run's own event loop."""

@@ -5,7 +5,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from rayrl.driver.result import RunResult
-from rayrl.errors import ActorError, DeadlineExceeded
+from rayrl.errors import ActorError, DeadlineExceeded, EngineError
 
 if TYPE_CHECKING:
     from rayrl.driver.run import Run
@@ -44,6 +44,19 @@ class RunHandle:
         """Ask the run to finish its step, save and leave; `wait` then returns a result with status `stopped`."""
         if self._event_loop is not None and self._thread.is_alive():
             self._event_loop.call_soon_threadsafe(self._run.request_stop)
+
+    def scale_inference(self, num_engines: int, timeout_s: float = 10.0) -> None:
+        """Have this many engines from now on; returns at once, engines come and go while the run goes on.
+
+        Raises: ConfigError outside `supervision.min_engines` and `max_engines`; EngineError if the run has no engines.
+        """
+        if self._event_loop is None or not self._thread.is_alive():
+            raise EngineError("the run is not running")
+
+        async def scale() -> None:
+            self._run.scale_inference(num_engines)
+
+        asyncio.run_coroutine_threadsafe(scale(), self._event_loop).result(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> RunResult:
         """Return the result. Raises what ended the run, or DeadlineExceeded if it still runs after `timeout_s`."""

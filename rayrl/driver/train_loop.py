@@ -14,6 +14,7 @@ Slots are given back when the step has ended, not when the batch was taken: memo
 """
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +72,9 @@ class TrainLoop:
         rollout_log: RolloutLog,
         tracker: Tracker,
         stop: StopSignal,
+        more_metrics: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        """`more_metrics` is asked once a step, for what others count."""
         self._config = config
         self._train = train
         self._buffer = buffer
@@ -85,6 +88,7 @@ class TrainLoop:
         self._rollout_log = rollout_log
         self._tracker = tracker
         self._stop = stop
+        self._more_metrics = more_metrics
         self._dropped = 0
         self._budget = FailureBudget(
             what="training steps skipped for a loss or gradient that is not finite",
@@ -179,16 +183,18 @@ class TrainLoop:
     async def _step(self, plan: BatchPlan, *, waited_s: float) -> None:
         step = self._progress.step + 1
         times = StepTimes(waited_s=waited_s)
-        result = await self._train_on(plan, step, times)
         summaries = [group.summary for group in plan.chosen]
-        detail = step_account(plan, result, version=self._progress.version)
+        # Between the step and its publication no engine may be given weights: the trainer's are ahead of the version.
+        async with self._publisher.lock:
+            result = await self._train_on(plan, step, times)
+            detail = step_account(plan, result, version=self._progress.version)
+            if not result.skipped:
+                record = await self._publish(self._progress.version + 1, step, times)
+                self._outcomes.train(summaries, step=step, version=record.version, detail=detail)
         if result.skipped:
             reason = result.reason or "not finite"
             self._outcomes.filter(summaries, step=step, version=self._progress.version, reason=reason, detail=detail)
             _LOGGER.warning("step %d changed nothing: %s", step, reason)
-        else:
-            record = await self._publish(self._progress.version + 1, step, times)
-            self._outcomes.train(summaries, step=step, version=record.version, detail=detail)
         # Only after the publication: capacity that opens earlier would let groups start on weights about to be old.
         self._progress.release(len(plan.chosen), consumed=not result.skipped)
         self._progress.step = step
@@ -202,10 +208,12 @@ class TrainLoop:
             "train/skipped_steps": float(self._budget.total),
             "rollout/dropped_stale_groups": float(self._dropped),
             "rollout/given_up_groups": float(self._rollout_loop.num_failed),
+            "rollout/resampled_groups": float(self._rollout_loop.num_resampled),
             "rollout/filtered_groups": float(self._rollout_loop.num_filtered),
             "rollout/groups_in_flight": float(self._rollout_loop.num_in_flight),
             "rollout/groups_buffered": float(len(self._buffer)),
             **self._checkpointer.metrics(),
+            **self._more_metrics(),
         }
         self.history.reward_means.append(metrics["reward/mean"])
         self._log(step, metrics)
@@ -247,11 +255,11 @@ class TrainLoop:
     async def _publish(self, version: int, step: int, times: StepTimes) -> PublicationRecord:
         self.phase = f"evaluation of version {self._progress.version}"
         start = time.monotonic()
-        await self._collect_evaluation()
+        await self._collect_evaluation(abandon_if=lambda: not self._publisher.serving)
         times.evaluation_wait_s = time.monotonic() - start
         self.phase = f"publication of version {version}"
         record = await self._publisher.publish(version)
-        self._ledger.record_publication(version, record.digest, record.engines, step=step)
+        self._ledger.record_publication(version, record.digest, record.engines, missing=record.missing, step=step)
         self._progress.publish(version)
         times.publication = record
         return record
@@ -266,8 +274,8 @@ class TrainLoop:
             await self._rollout_log.finish()
             await self._checkpointer.save()
 
-    async def _collect_evaluation(self) -> None:
-        metrics = await self._evaluator.finish()
+    async def _collect_evaluation(self, abandon_if: Callable[[], bool] | None = None) -> None:
+        metrics = await self._evaluator.finish(abandon_if)
         if metrics is None:
             return
         self.history.accuracies.append(metrics["eval/accuracy"])

@@ -48,6 +48,7 @@ class EngineActor:
             from rayrl.infra.collective_recorder import open_recorder
 
             self._recorder = open_recorder(settings.recording.folder, self.name)
+        self._closed = asyncio.Event()
 
     async def ready(self) -> dict[str, Any]:
         """Start the engine; return where it runs."""
@@ -55,6 +56,10 @@ class EngineActor:
 
         await self._engine.start()
         return process_info()
+
+    async def until_closed(self) -> None:
+        """Return after `close`; the call ends with the process, too, which is how the driver notices that."""
+        await self._closed.wait()
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> AsyncIterator[list[Chunk | RequestFailure]]:
         """Yield what all requests have had since the last list, until each has ended.
@@ -171,6 +176,7 @@ class EngineActor:
 
     async def close(self) -> None:
         """End all requests and free everything."""
+        self._closed.set()
         self._close_route()
         await self._engine.close()
 

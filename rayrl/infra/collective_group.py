@@ -36,6 +36,8 @@ __all__ = ["CollectiveGroup", "HostedRendezvous", "PendingBroadcast", "Rendezvou
 
 Backend = Literal["gloo", "nccl"]
 _POLL_S = 0.01
+_OVER = "over"
+"""Key that `end_epoch` sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,8 @@ class CollectiveGroup:
         self.backend: Backend = backend
         self.timeout_s = timeout_s
         self._group = group
-        self._store = store
+        self._scoped = store
+        self._store = PrefixStore("agree", store)
         self._closed: str | None = None
         self._pending: PendingBroadcast | None = None
         self._num_agreements = 0
@@ -115,7 +118,7 @@ class CollectiveGroup:
             group = _connect(backend, PrefixStore("connect", scoped), rank, len(members), address, left)
         except RuntimeError as error:
             raise DeadlineExceeded(f"{label}: the members met but could not connect: {error}") from error
-        return cls(label, backend, timeout_s, group, PrefixStore("agree", scoped), recorder)
+        return cls(label, backend, timeout_s, group, scoped, recorder)
 
     @property
     def rank(self) -> int:
@@ -150,7 +153,7 @@ class CollectiveGroup:
                 self._store.delete_key(f"{turn - 2}/{self.rank}")
             deadline = time.monotonic() + self.timeout_s
             for other, member in enumerate(self.label.members):
-                if not _wait_for_key(self._store, f"{turn}/{other}", deadline):
+                if not _wait_for_key(self._store, f"{turn}/{other}", deadline, self._check_not_over):
                     raise DeadlineExceeded(f"{self.label}: {member} did not come to {topic} in {self.timeout_s:g} s")
                 theirs = self._store.get(f"{turn}/{other}").decode()
                 if theirs != mine:
@@ -224,6 +227,9 @@ class CollectiveGroup:
             self._pending.drop()
         self._group = self._pending = None
 
+    def _check_not_over(self) -> None:
+        _refuse_over(self.label, self._scoped)
+
     def _check_open(self, what: str) -> None:
         if self._closed is not None:
             raise TransferError(f"{self.label}: cannot {what}: {self._closed}; join again under the next epoch")
@@ -280,7 +286,7 @@ def _meet(label: GroupLabel, announced: Store, scoped: Store, deadline: float, t
     announced.set(f"announced/{label.rank}", json.dumps([label.epoch, label.members[label.rank]]))
     scoped.set(f"members/{label.rank}", json.dumps(label.members))
     for other in range(len(label.members)):
-        if not _wait_for_key(scoped, f"members/{other}", deadline, lambda: _refuse_newer(label, announced)):
+        if not _wait_for_key(scoped, f"members/{other}", deadline, lambda: _refuse_ended(label, announced, scoped)):
             raise DeadlineExceeded(f"{label}: waited {timeout_s:g} s for {_absent(label, announced, scoped)}")
         theirs = tuple(json.loads(scoped.get(f"members/{other}").decode()))
         if theirs != label.members:
@@ -290,7 +296,23 @@ def _meet(label: GroupLabel, announced: Store, scoped: Store, deadline: float, t
             )
 
 
-def _refuse_newer(label: GroupLabel, announced: Store) -> None:
+def end_epoch(address: RendezvousAddress, *, name: str, epoch: int, reason: str, timeout_s: float) -> None:
+    """Free the members of an epoch that wait for one that will not come: their `join` or `agree` raises TransferError.
+
+    Called by whoever knows that a member is gone; needs no membership. Broadcasts under way are not touched, since the
+    connections of a dead process end them. DeadlineExceeded if the rendezvous does not answer.
+    """
+    store = reach_rendezvous(address, timeout_s)
+    PrefixStore(f"{name}/{epoch}", store).set(_OVER, reason)
+
+
+def _refuse_over(label: GroupLabel, scoped: Store) -> None:
+    if scoped.check([_OVER]):
+        raise TransferError(f"{label}: this epoch is over: {scoped.get(_OVER).decode()}")
+
+
+def _refuse_ended(label: GroupLabel, announced: Store, scoped: Store) -> None:
+    _refuse_over(label, scoped)
     for other in range(len(label.members)):
         if announced.check([f"announced/{other}"]):
             epoch, member = json.loads(announced.get(f"announced/{other}").decode())

@@ -2,10 +2,10 @@
 
 import re
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 import rayrl.errors
-from rayrl.errors import ActorError, RayrlError
+from rayrl.errors import ActorDied, ActorError, RayrlError
 from rayrl.infra.identity import ActorLabel
 from rayrl.infra.stderr_tail import describe_stderr, locate_actor
 
@@ -15,14 +15,14 @@ _TRACEBACK_LINES = 12
 
 def is_death(error: BaseException) -> bool:
     """Return True if the actor itself is gone, which explains failures that its peers report."""
-    return isinstance(error, RayActorError)
+    return isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError)
 
 
 def explain_failure(error: RayError, *, phase: str, actor: ActorLabel | str) -> RayrlError:
     """Return the error to raise, from `error`, for a call that failed.
 
-    An error of rayrl that was raised in the actor comes back as it was, with a note on where. Anything else, the
-    death of the actor included, becomes an ActorError. Reads the actor's log: may block for some seconds.
+    An error of rayrl that was raised in the actor comes back as it was, with a note on where. Anything else
+    becomes an ActorError, the death of the actor an ActorDied. Reads the actor's log: may block for some seconds.
     """
     own = _own_error(error)
     if own is not None:
@@ -35,8 +35,9 @@ def explain_failure(error: RayError, *, phase: str, actor: ActorLabel | str) -> 
     if isinstance(error, RayTaskError):
         tail = "\n".join(f"  {line}" for line in text.splitlines()[-_TRACEBACK_LINES:])
         return ActorError(f"{phase}: {found} failed:\n{tail}")
-    what = "died" if isinstance(error, RayActorError) else "could not be called"
-    return ActorError(f"{phase}: {found} {what}: {text}\n{describe_stderr(found)}")
+    if is_death(error):
+        return ActorDied(f"{phase}: {found} died: {text}\n{describe_stderr(found)}")
+    return ActorError(f"{phase}: {found} could not be called: {text}\n{describe_stderr(found)}")
 
 
 def _own_error(error: RayError) -> RayrlError | None:

@@ -33,6 +33,11 @@ class RolePlan:
     slots: tuple[tuple[str, int], ...]
     """(placement group, bundle index) of each member; empty when the members reserve nothing."""
 
+    @property
+    def needs(self) -> dict[str, float]:
+        """Resources of one member, without those of which it needs nothing."""
+        return _bundle(self.cpus, self.gpus)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleGroup:
@@ -151,7 +156,7 @@ def show_resources(resources: Mapping[str, float]) -> str:
 
 
 def _training_shape(training: TrainingConfig) -> tuple[int, float, float]:
-    return training.parallel.world_size, training.cpus_per_worker, training.gpus_per_worker
+    return training.parallel.data, training.cpus_per_worker, training.gpus_per_worker
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
@@ -170,7 +175,7 @@ def _own_group(name: str, count: int, cpus: float, gpus: float, strategy: str) -
 
 def _colocated(config: RunConfig) -> tuple[list[BundleGroup], list[RolePlan]]:
     training, inference = config.training, config.inference
-    count = training.parallel.world_size
+    count = training.parallel.data
     train_gpus, engine_gpus = training.gpus_per_worker, inference.gpus_per_engine
     gpus = max(train_gpus, engine_gpus)
     if train_gpus > 0 and engine_gpus > 0:

@@ -39,6 +39,11 @@ class Reservation:
             )
         return options
 
+    def options_elsewhere(self, role: str) -> dict[str, Any]:
+        """Return the keyword arguments of `.options(...)` for a member beyond the plan, outside of all groups."""
+        planned = self.plan.role(role)
+        return {"num_cpus": planned.cpus, "num_gpus": planned.gpus}
+
     def release(self) -> None:
         """Give the resources back; Ray kills actors that still sit in them. Calling it again does nothing."""
         while self._groups:

@@ -51,7 +51,7 @@ async def wait_for_all(
     if not refs:
         return []
     since = datetime.now(UTC)
-    futures = [_future(ref) for ref in refs]
+    futures = [start_waiting(ref) for ref in refs]
     try:
         await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         if any(_failed(future) for future in futures) and not all(future.done() for future in futures):
@@ -73,6 +73,17 @@ async def wait_for_all(
         message = await asyncio.to_thread(_expired, silent, len(refs), seconds, phase, what, since)
         raise DeadlineExceeded(message)
     return [future.result() for future in futures]
+
+
+async def wait_end(ref: Any) -> BaseException | None:
+    """Return how a call that lasts as long as its actor ended: None in order, else with what Ray raised.
+
+    The one wait without a deadline: it is how the end of an actor is noticed, whenever that is. Nothing else waits
+    for it.
+    """
+    future = start_waiting(ref)
+    await asyncio.wait([future])
+    return future.exception()
 
 
 def get_within(ref_or_refs: Any, *, seconds: float, phase: str, actor: ActorLabel | str) -> Any:
@@ -98,7 +109,8 @@ def _raise_explained(error: RayError, phase: str, actor: ActorLabel | str) -> No
     raise explain_failure(error, phase=phase, actor=actor) from error
 
 
-def _future(ref: Any) -> asyncio.Future[Any]:
+def start_waiting(ref: Any) -> asyncio.Future[Any]:
+    """Return a future of this event loop for an ObjectRef or an awaitable; the caller bounds the wait for it."""
     future: asyncio.Future[Any]
     if isinstance(ref, ray.ObjectRef):
         future = asyncio.wrap_future(ref.future())

@@ -6,6 +6,7 @@
 - An episode waits on its own queue; the reader of its call, or that reader's failure, unblocks it.
 - A reader waits on the engine's stream, at most `idle_timeout_s` for each message.
 - A request whose engine fails goes on elsewhere with the tokens it has: their versions stay those that sampled them.
+- A request that finds no engine waits for `connect` to bring one, at most `engine_wait_s`.
 - An episode that is cancelled (deadline, shutdown) aborts its request on the engine, which frees its slot.
 """
 
@@ -15,12 +16,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from rayrl.errors import ActorError, DeadlineExceeded, EngineError
+from rayrl.errors import ActorDied, ActorError, DeadlineExceeded, EngineError
 from rayrl.rollout.router import Router
 from rayrl.types.sampling import Chunk, Completion, GenerationRequest, RequestFailure, SamplingParams, join_chunks
 from rayrl.utils.logger import get_logger
 
 _LOGGER = get_logger("rollout.sampler")
+_RETRY_S = 1.0
+"""Pause before a request goes again to an engine that failed it."""
 _BUSY_BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 StreamItem = Chunk | RequestFailure | Exception
@@ -41,7 +44,18 @@ class EngineClient(Protocol):
 class EngineSampler:
     """Samples completions from a set of engines that may change while requests are in flight."""
 
-    def __init__(self, *, name: str, idle_timeout_s: float, max_attempts: int) -> None:
+    def __init__(self, *, name: str, idle_timeout_s: float, max_attempts: int, engine_wait_s: float = 0.0) -> None:
+        """Connected to nothing yet.
+
+        Args:
+            name: prefix of request ids.
+            idle_timeout_s: limit of each message of an engine.
+            max_attempts: tries of a request, full queues and engines that died not counted.
+            engine_wait_s: how long a request waits for an engine while none is connected.
+        """
+        self._engine_wait_s = engine_wait_s
+        self._dead: set[str] = set()
+        self._connected = asyncio.Event()
         self._clients: dict[str, EngineClient] = {}
         self._router = Router([])
         self._idle_timeout_s = idle_timeout_s
@@ -52,12 +66,17 @@ class EngineSampler:
         self._readers: set[asyncio.Task[None]] = set()
 
     def connect(self, clients: Mapping[str, EngineClient]) -> None:
-        """Route to exactly these engines from now on; requests in flight elsewhere go on until they end."""
-        for gone in set(self._clients) - set(clients):
+        """Route to exactly these engines from now on; requests in flight elsewhere go on until they end.
+
+        Names are never used twice: an engine that died stays dead here, even if the caller has not noticed yet.
+        """
+        alive = {name: client for name, client in clients.items() if name not in self._dead}
+        for gone in set(self._clients) - set(alive):
             self._router.remove(gone)
-        for name in clients:
+        for name in alive:
             self._router.add(name)
-        self._clients = dict(clients)
+        self._clients = alive
+        self._connected.set()
 
     @property
     def load(self) -> dict[str, int]:
@@ -67,15 +86,23 @@ class EngineSampler:
     async def sample(
         self, prompt_tokens: Sequence[int], params: SamplingParams, *, session_id: str | None = None
     ) -> Completion:
-        """Return one completion. EngineError with the last cause if no engine could give one."""
+        """Return one completion. EngineError with the last cause if no engine could give one.
+
+        An engine that dies costs no attempt: how often engines are replaced is bounded elsewhere.
+        """
         chunks: list[Chunk] = []
         failed: set[str] = set()
         last_error: Exception | None = None
         attempt = busy = 0
         while attempt < self._max_attempts:
-            engine = self._router.acquire(session_id, frozenset(failed)) or self._router.acquire(session_id)
+            engine = self._router.acquire(session_id, frozenset(failed))
+            if engine is None and self._clients:
+                # All have failed this request: a replacement may be on its way, or it was a passing fault.
+                await self._wait_connected(min(self._engine_wait_s, _RETRY_S))
+                engine = self._router.acquire(session_id, frozenset(failed)) or self._router.acquire(session_id)
             if engine is None:
-                raise EngineError("no inference engine is connected; the run has none left")
+                await self._wait_for_engine(last_error)
+                continue
             try:
                 await self._generate(engine, list(prompt_tokens), params, session_id, chunks)
                 return join_chunks(chunks)
@@ -85,6 +112,10 @@ class EngineSampler:
                 # A full queue is no failure of the episode: its own deadline bounds how long this goes on.
                 await asyncio.sleep(_BUSY_BACKOFF_S[min(busy, len(_BUSY_BACKOFF_S) - 1)])
                 busy += 1
+            except ActorDied as error:
+                last_error = error
+                self._bury(engine)
+                _LOGGER.warning("request goes on elsewhere with %d tokens: %s", _num_tokens(chunks), error)
             except (ActorError, DeadlineExceeded, EngineError) as error:
                 last_error = error
                 failed.add(engine)
@@ -95,6 +126,30 @@ class EngineSampler:
             finally:
                 self._router.release(engine)
         raise EngineError(f"no engine completed a request in {attempt} attempts; last cause: {last_error}")
+
+    def _bury(self, engine: str) -> None:
+        self._dead.add(engine)
+        self._clients.pop(engine, None)
+        self._router.remove(engine)
+
+    async def _wait_for_engine(self, last_error: Exception | None) -> None:
+        """Return once `connect` was called again. EngineError if that takes too long."""
+        if not await self._wait_connected(self._engine_wait_s):
+            cause = "" if last_error is None else f"; last cause: {last_error}"
+            raise EngineError(
+                f"no inference engine is connected, and none came within {self._engine_wait_s:g} s "
+                f"(a share of rollout.episode_timeout_s){cause}"
+            )
+
+    async def _wait_connected(self, seconds: float) -> bool:
+        """Return whether `connect` was called within `seconds`."""
+        self._connected.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._connected.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _generate(
         self,
@@ -160,7 +215,7 @@ class EngineSampler:
         try:
             client = self._clients.get(engine)
             if client is None:
-                raise EngineError(f"engine {engine} was removed before it was asked")
+                raise ActorDied(f"engine {engine} was removed before it was asked")
             stream = aiter(client.stream(requests))
             while open_ids:
                 async with asyncio.timeout(self._idle_timeout_s):

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rayrl.errors import CheckpointError, EngineError
+from rayrl.errors import ActorDied, CheckpointError, EngineError
 from rayrl.rollout.engine_sampler import EngineSampler
 from rayrl.rollout.episode_board import EpisodeBoard
 from rayrl.rollout.group import GroupRequest, run_group
@@ -20,6 +20,8 @@ from rayrl.utils.logger import get_logger, setup_logging
 
 _EPISODES_TOLD = 8
 """Of those in flight, the ones that are longest in their stage."""
+_ENGINE_WAIT_SHARE = 0.8
+"""Of `rollout.episode_timeout_s`."""
 
 
 class ActorEngineClient:
@@ -29,10 +31,19 @@ class ActorEngineClient:
         self._handle = handle
 
     async def stream(self, requests: list[GenerationRequest]) -> AsyncIterator[list[Chunk | RequestFailure]]:
-        """Yield the lists of chunks that the engine sends."""
-        async for reference in self._handle.generate.options(num_returns="streaming").remote(requests):
-            # The caller bounds each step of this iteration by its idle timeout.
-            yield await reference
+        """Yield the lists of chunks that the engine sends. ActorDied if its process is gone."""
+        from ray.exceptions import RayActorError
+
+        from rayrl.infra.failures import is_death
+
+        try:
+            async for reference in self._handle.generate.options(num_returns="streaming").remote(requests):
+                # The caller bounds each step of this iteration by its idle timeout.
+                yield await reference
+        except RayActorError as error:
+            if not is_death(error):
+                raise
+            raise ActorDied(f"an inference engine died: {str(error).splitlines()[0]}") from error
 
     def abort(self, request_ids: list[str]) -> None:
         """Send the abort; nobody waits for it."""
@@ -68,13 +79,20 @@ class RolloutWorker:
                 name=f"r{index}",
                 idle_timeout_s=settings.rollout.episode_timeout_s,
                 max_attempts=settings.rollout.max_attempts,
+                # Ends before the episode's own deadline, which would call it a fault of the episode.
+                engine_wait_s=_ENGINE_WAIT_SHARE * settings.rollout.episode_timeout_s,
             )
+        self._closed = asyncio.Event()
 
     async def ready(self) -> dict[str, Any]:
         """Return where this worker runs."""
         from rayrl.infra.process_info import process_info
 
         return process_info()
+
+    async def until_closed(self) -> None:
+        """Return after `close`; the call ends with the process, too, which is how the driver notices that."""
+        await self._closed.wait()
 
     async def connect(self, engines: Mapping[str, Any]) -> None:
         """Sample from exactly these engines (name to actor handle) from now on."""
@@ -165,6 +183,7 @@ class RolloutWorker:
 
     async def close(self) -> None:
         """Stop reading from engines and end the processes of rewards."""
+        self._closed.set()
         if self._rewards:
             await self._sampler.close()
         from rayrl.rewards.registry import close_reward

@@ -193,7 +193,13 @@ class TrainWorker:
             return None
         if self._route is None:
             self._route = self._make_stored_route(version)
-        return self._route.send(manifest, tensors)
+        try:
+            return self._route.send(manifest, tensors)
+        except BaseException:
+            # The other ranks gather to the end whatever happens here, and would hang in a gather that is left out.
+            for _ in tensors:
+                pass
+            raise
 
     def release_weights(self, version: int) -> None:
         """Free what was kept for engines that had yet to fetch this version."""
@@ -290,8 +296,7 @@ class TrainWorker:
 
         hosted = self._training_rendezvous
         store = hosted.store if hosted is not None else reach_rendezvous(address, _RENDEZVOUS_TIMEOUT_S)
-        # On GPUs both: with parameters in host memory their gradients are summed there.
-        backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+        backend = "nccl" if device_type == "cuda" else "gloo"
         if self._recorder is not None:
             from rayrl.infra.recorded_process_group import install
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import select
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from rayrl.errors import ActorError, DeadlineExceeded, ModelError
+from rayrl.errors import ActorDied, ActorError, DeadlineExceeded, ModelError
 from rayrl.infra.actor_group import ActorGroup
 from rayrl.infra.identity import ActorLabel
 from rayrl.infra.process_info import process_info
@@ -63,6 +64,9 @@ class Worker:
 
     async def fail(self, own: bool) -> None:
         raise ModelError("no such model") if own else KeyError("missing")
+
+    async def until_closed(self) -> None:
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         if self._fate == "never closes":
@@ -194,6 +198,31 @@ async def test_calls_fail_with_name_and_reason_when_a_member_fails_hangs_or_dies
     assert str(death.value).startswith(f"step 4: {group.members[1].label} died: ")
     assert "| out of luck" in str(death.value)
     assert answer == 2
+    assert _all_gone(tmp_path)
+
+
+@pytest.mark.asyncio
+async def test_members_come_and_go_and_no_name_is_used_twice(tmp_path: Path) -> None:
+    group = await _spawn(tmp_path, "live", "live")
+    try:
+        first = group.members[0]
+        end = asyncio.create_task(group.until_gone(first))
+        await asyncio.sleep(0)
+        os.kill(first.pid, signal.SIGKILL)
+        reason = await asyncio.wait_for(end, 60)
+        # The group does not know yet: a call that may go anywhere finds the other one by itself.
+        answer = await group.call_any("double", 4, seconds=60, phase="step 6")
+        removed = group.remove(first.name)
+        added = await group.add(lambda index: (str(tmp_path),), {"num_cpus": 0}, start_timeout_s=60)
+        answers = await group.call_all("double", 1, seconds=60, phase="step 7")
+    finally:
+        await group.shutdown(5)
+
+    assert isinstance(reason, ActorDied)
+    assert (answer, answers) == (8, [2, 2])
+    assert removed is first
+    assert added.name == "worker-2"
+    assert [member.name for member in group.members] == ["worker-1", "worker-2"]
     assert _all_gone(tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rayrl.errors import DeadlineExceeded, TransferError
-from rayrl.infra.collective_group import CollectiveGroup, HostedRendezvous
+from rayrl.infra.collective_group import CollectiveGroup, HostedRendezvous, end_epoch
 from rayrl.infra.rendezvous import RendezvousAddress, host_rendezvous
 
 pytestmark = pytest.mark.distributed
@@ -191,3 +191,24 @@ def test_processes_share_a_broadcast_and_a_death_ends_the_next_one(hosted: Hoste
             other.kill()
 
     assert outputs == [printed] * 2
+
+
+def test_member_that_waits_for_one_that_will_not_come_is_freed_when_the_epoch_is_ended(hosted, run_members) -> None:
+    def wait_in_vain(group: CollectiveGroup) -> None:
+        end_epoch(hosted.address, name="weights", epoch=1, reason="inference-0 died", timeout_s=30.0)
+        group.agree("weights", "version 1")
+
+    error, other = run_members(hosted, [wait_in_vain, _nothing], timeout_s=60.0)
+
+    assert other == "joined"
+    assert isinstance(error, TransferError)
+    assert "this epoch is over: inference-0 died" in str(error)
+
+
+def test_join_is_freed_when_the_epoch_is_ended(hosted, run_members) -> None:
+    end_epoch(hosted.address, name="weights", epoch=1, reason="inference-0 died", timeout_s=30.0)
+
+    (error,) = run_members(hosted, [_nothing, None], timeout_s=60.0)
+
+    assert isinstance(error, TransferError)
+    assert "this epoch is over: inference-0 died" in str(error)

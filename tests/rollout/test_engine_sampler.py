@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from fakes import FakeEngine, chunk, finished
 
-from rayrl.errors import ActorError, EngineError
+from rayrl.errors import ActorDied, ActorError, EngineError
 from rayrl.rollout.engine_sampler import EngineSampler
 from rayrl.types.sampling import GuidedDecoding, RequestFailure, SamplingParams
 from rayrl.types.trajectory import VersionSpan
@@ -139,3 +139,39 @@ async def test_interrupted_request_that_has_all_its_tokens_ends_by_length() -> N
     completion = await sampler(a=engine).sample([1], SamplingParams(max_new_tokens=2))
     assert completion.tokens == (5, 6)
     assert completion.finish_reason == "length"
+
+
+@pytest.mark.asyncio
+async def test_request_waits_for_a_new_engine_when_the_last_one_died_and_keeps_its_tokens() -> None:
+    first = FakeEngine([[chunk((5, 6), version=1)], ActorDied("engine a died")])
+    second = FakeEngine([[finished("", (7, 0), version=2)]])
+    subject = EngineSampler(name="r0", idle_timeout_s=30.0, max_attempts=1, engine_wait_s=30.0)
+    subject.connect({"a": first})
+    task = asyncio.create_task(subject.sample([1, 2], PARAMS))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert subject.load == {}
+    subject.connect({"b": second})
+    completion = await task
+    assert completion.tokens == (5, 6, 7, 0)
+    assert completion.spans == (VersionSpan(start=0, end=2, version=1), VersionSpan(start=2, end=4, version=2))
+    assert second.calls[0][0].prompt_tokens == (1, 2, 5, 6)
+
+
+@pytest.mark.asyncio
+async def test_engine_that_died_gets_no_request_even_if_it_is_connected_again() -> None:
+    dead, alive = FakeEngine([ActorDied("gone")]), FakeEngine()
+    subject = sampler(max_attempts=1, a=dead, b=alive)
+    await subject.sample([1], PARAMS)
+    subject.connect({"a": dead, "b": alive})
+    await subject.sample([1], PARAMS)
+    assert len(dead.calls) == 1
+    assert subject.load == {"b": 0}
+
+
+@pytest.mark.asyncio
+async def test_wait_for_an_engine_ends_and_names_the_last_cause() -> None:
+    subject = EngineSampler(name="r0", idle_timeout_s=30.0, max_attempts=3, engine_wait_s=0.01)
+    subject.connect({"a": FakeEngine([ActorDied("engine a was shot")])})
+    with pytest.raises(EngineError, match=r"none came within 0\.01 s.*engine a was shot"):
+        await subject.sample([1], PARAMS)
