@@ -9,6 +9,7 @@ a set holds what is accounted for beyond it. A saved state is those two and noth
 when the state was written is handed out again after a restore: the cursor can never run ahead of what was trained.
 """
 
+import hashlib
 import heapq
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from rayrl.datasets.source import PromptSource
-from rayrl.errors import CheckpointError, IllegalTransition
+from rayrl.errors import CheckpointError, DatasetError, IllegalTransition
 from rayrl.types.prompt import Prompt, PromptId
+
+_SAMPLE_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class PromptStream:
         self._frontier = 0
         self._ahead: set[int] = set()
         self._next = 0
+        self._sample_digest: str | None = None
         self._out: set[int] = set()
         self._returned: list[int] = []
         # Two epochs: at the turn of one, prompts of the old epoch still come back.
@@ -118,7 +122,8 @@ class PromptStream:
         prompt is accounted for already.
         """
         for key, own in self._fingerprint().items():
-            if state.get(key) != own:
+            # Checkpoints of earlier releases have no sample.
+            if state.get(key, own if key == "sample" else None) != own:
                 raise CheckpointError(
                     f"the checkpoint's dataset has {key}={state.get(key)!r}, this run's has {own!r}: resume with the "
                     "dataset and run.seed of the checkpoint, or start a new run"
@@ -142,7 +147,22 @@ class PromptStream:
             "length": self._length,
             "seed": self._seed,
             "shuffle": self._shuffle,
+            "sample": self._sample(),
         }
+
+    def _sample(self) -> str:
+        """Return a digest of a few rows: a source that was edited keeps its name, and often its length."""
+        if self._sample_digest is None:
+            digest = hashlib.blake2b(digest_size=16)
+            for index in sorted({number * (self._length - 1) // _SAMPLE_ROWS for number in range(_SAMPLE_ROWS + 1)}):
+                try:
+                    row = self._source.row(index)
+                    digest.update(repr((row.text, row.answer, row.messages)).encode())
+                except DatasetError:
+                    # Told when the row is handed out.
+                    digest.update(b"bad")
+            self._sample_digest = digest.hexdigest()
+        return self._sample_digest
 
     def _take(self, prompt_id: PromptId, action: str) -> int:
         """Return the position of a prompt that is out, which it then is no longer."""

@@ -25,9 +25,10 @@ from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.driver.checkpoint_writer import GROUPS_FILE, TRAIN_FOLDER, CheckpointWriter
 from rayrl.driver.group_buffer import BufferedGroup, GroupBuffer
 from rayrl.driver.progress import Progress
-from rayrl.errors import RayrlError
+from rayrl.errors import CheckpointError, RayrlError
 from rayrl.infra.actor_group import ActorGroup
 from rayrl.infra.waiting import wait_for
+from rayrl.models.fingerprint import model_fingerprint
 from rayrl.utils.logger import get_logger
 
 _LOGGER = get_logger("driver.checkpointer")
@@ -65,6 +66,7 @@ class Checkpointer:
         self._pending: PendingCheckpoint | None = None
         self._newest: Path | None = None
         self._first_stream_state = stream.state()
+        self._model = model_fingerprint(config.model.path)
         self._is_put_off = False
         self._copy_s = 0.0
         self._write_s = 0.0
@@ -175,6 +177,11 @@ class Checkpointer:
         come back.
         """
         state = checkpoint.load_state()
+        if state.extra.get("model", self._model) != self._model:
+            raise CheckpointError(
+                f"the model folder {self._config.model.path} is not what it was when {checkpoint.path} was written: "
+                "tokenizer or reference policy may differ; put it back, or start a new run from the exported weights"
+            )
         seconds = self._config.driver.deadlines.checkpoint_s
         phase = f"restore of step {state.step}"
         await self._train.call_all("load", str(checkpoint.path / TRAIN_FOLDER), seconds=seconds, phase=phase)
@@ -206,7 +213,7 @@ class Checkpointer:
             ledger_position=self._ledger.position,
             config_digest=self._config_digest,
             run_id=self._run_id,
-            extra={"ledger_head": self._ledger.head},
+            extra={"ledger_head": self._ledger.head, "model": self._model},
         )
 
     async def _finish(self, pending: PendingCheckpoint, state: RunState, groups: Sequence[BufferedGroup]) -> None:

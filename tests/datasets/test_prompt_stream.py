@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,6 +140,23 @@ def test_held_prompt_is_not_handed_out_when_it_is_accounted_for_first() -> None:
 def test_state_of_another_source_is_refused_with_what_differs(other: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=named):
         _stream(**other).restore(_stream().state())
+
+
+def test_state_is_refused_when_the_source_was_edited_and_kept_its_name_and_length() -> None:
+    class EditedSource(NumberedSource):
+        def row(self, index: int) -> PromptRow:
+            return replace(super().row(index), answer="another")
+
+    stream = PromptStream(EditedSource(5), seed=1, shuffle=True)
+    with pytest.raises(CheckpointError, match="dataset has sample="):
+        stream.restore(_stream().state())
+
+
+def test_state_of_a_release_without_a_sample_is_taken() -> None:
+    state = {key: value for key, value in _stream().state().items() if key != "sample"}
+    resumed = _stream()
+    resumed.restore(state)
+    assert resumed.frontier == _id(0)
 
 
 def test_held_prompt_that_is_accounted_for_is_refused_and_nothing_changes() -> None:

@@ -75,7 +75,7 @@ class Bench:
             RunConfig,
             {
                 "run": {"name": "small"},
-                "model": {"path": "model"},
+                "model": {"path": str(root)},
                 "dataset": {"type": "arithmetic"},
                 "reward": {"type": "exact_match"},
                 "rollout": {
@@ -221,3 +221,31 @@ async def test_only_an_evaluation_of_exactly_one_version_decides_which_checkpoin
         )
         await bench.checkpointer.finish_writing()
     assert bench.complete() == [4, 8]
+
+
+async def test_resume_is_refused_when_the_model_folder_has_changed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.step(2)
+    await bench.checkpointer.finish_writing()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    latest = bench.store.latest()
+    assert latest is not None
+    with pytest.raises(CheckpointError, match=r"model folder .* is not what it was"):
+        await Bench(tmp_path).checkpointer.restore(latest)
+
+
+async def test_run_goes_on_when_a_copy_cannot_be_made_and_it_is_to_continue(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    bench = Bench(tmp_path, copy_to=str(tmp_path / "file" / "copies"), on_error="continue")
+    await bench.step(2)
+    await bench.checkpointer.finish_writing()
+    assert bench.complete() == [2]
+    assert bench.checkpointer.metrics()["checkpoint/failed"] == 1
+
+
+async def test_copy_elsewhere_keeps_what_the_store_keeps(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, copy_to=str(tmp_path / "copies"), keep_last=1)
+    for step in (2, 4):
+        await bench.step(step)
+        await bench.checkpointer.finish_writing()
+    assert [path.name for path in (tmp_path / "copies").iterdir()] == ["step_000004"]
