@@ -35,7 +35,7 @@ def batch_lines(config: RunConfig) -> list[str]:
         f"at most {slots * group_size} samples at once",
         f"optimizer steps = {driver.num_steps * driver.minibatches} ({driver.num_steps} steps x {driver.minibatches})",
         f"samples per optimizer step = {samples // driver.minibatches}, "
-        f"on {config.training.parallel.data} training workers",
+        f"on {config.training.parallel.world_size} training workers",
         f"samples in all = {samples * driver.num_steps}",
         f"sampled tokens per step <= {samples * new_tokens} ({samples} x {new_tokens} for one turn)",
     ]
@@ -49,7 +49,7 @@ def sft_batch_lines(config: SFTRunConfig) -> list[str]:
     """Return the arithmetic of an SFT run."""
     sft = config.sft
     return [
-        f"examples per step = {sft.batch_size}, on {config.training.parallel.data} training workers",
+        f"examples per step = {sft.batch_size}, on {config.training.parallel.world_size} training workers",
         f"optimizer steps = {sft.num_steps}",
         f"examples in all = {sft.num_steps * sft.batch_size}",
     ]

@@ -109,10 +109,13 @@ class RunConfig(_RunFile):
                 f"driver.groups_per_step={self.driver.groups_per_step} is not divisible by "
                 f"driver.minibatches={self.driver.minibatches}; change one of them"
             )
-        if self.samples_per_step // self.driver.minibatches < self.training.parallel.data:
+        parallel = self.training.parallel
+        if self.samples_per_step // self.driver.minibatches < parallel.batch_ranks:
             raise ValueError(
                 f"one optimizer step has {self.samples_per_step // self.driver.minibatches} samples for "
-                f"training.parallel.data={self.training.parallel.data} workers; every worker needs at least one"
+                f"training.parallel.data={parallel.data} workers"
+                f"{f' x replicate={parallel.replicate}' if parallel.replicate > 1 else ''}; "
+                f"every worker needs at least one"
             )
         sampling = self.rollout.sampling
         for name, neutral in NEUTRAL_SAMPLING.items():
@@ -143,10 +146,10 @@ class RunConfig(_RunFile):
                 f"model.max_context={context}"
             )
         self._check_cuda_ipc()
-        if self.placement.mode == "colocated" and self.inference.num_engines != self.training.parallel.data:
+        if self.placement.mode == "colocated" and self.inference.num_engines != parallel.world_size:
             raise ValueError(
                 f"placement.mode=colocated puts one engine beside each training worker, but inference.num_engines="
-                f"{self.inference.num_engines} and training.parallel.data={self.training.parallel.data}"
+                f"{self.inference.num_engines} and training.parallel makes {parallel.world_size} workers"
             )
         self._check_engine_counts()
         return self

@@ -1,8 +1,8 @@
 """The training engine: layout, optimizer, schedule and micro-batches."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayrl.config.base import Section
 
@@ -26,13 +26,53 @@ class FsdpEngine(EngineOptions):
     """FSDP2 (`fully_shard`) of torch; with one rank the model is not sharded."""
 
     type: Literal["fsdp"]
+    sharded_load: bool = False
+    """Each worker reads only the parts of the weights that it holds: for models that do not fit on one rank."""
+    cpu_offload: bool = False
+    """Parameters, gradients and moments stay in host memory, where the optimizer runs; blocks visit the device."""
+    compile: bool = False
+    """Compile each block with `torch.compile`; needs a C++ compiler on CPU, and pays off over many steps."""
 
 
 class ParallelConfig(Section):
-    """Degrees of the mesh axes; their product is the number of training workers."""
+    """Degrees of the mesh axes; replicate x data x context x tensor is the number of training workers."""
 
     data: int = Field(default=1, gt=0)
-    """Data parallel, sharded."""
+    """Data parallel: parameters, gradients and moments are sharded over it, each rank has its own trajectories."""
+    tensor: int = Field(default=1, gt=0)
+    """Tensor parallel: matrices are split by the plan of the model's family; divides attention and key-value heads."""
+    context: int = Field(default=1, gt=0)
+    """Context parallel: each rank has a part of every sequence; divides the heads that `tensor` leaves to a rank."""
+    replicate: int = Field(default=1, gt=0)
+    """Hybrid sharding: so many copies of the sharded model, each with its own trajectories."""
+    expert: int = Field(default=1, gt=0)
+    """Expert parallel, for mixtures of experts: divides `data`, whose ranks hold different experts then."""
+    expert_tensor: int = Field(default=1, gt=0)
+    """Tensor parallel inside experts: 1 (each tensor rank has whole experts) or the value of `tensor`."""
+
+    @property
+    def world_size(self) -> int:
+        """Training workers."""
+        return self.replicate * self.data * self.context * self.tensor
+
+    @property
+    def batch_ranks(self) -> int:
+        """Shares into which the trajectories of a step are divided."""
+        return self.replicate * self.data
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> Self:
+        if self.data % self.expert:
+            raise ValueError(
+                f"training.parallel.expert={self.expert} does not divide training.parallel.data={self.data}: experts "
+                f"are spread over data ranks; set data to a multiple of expert"
+            )
+        if self.expert_tensor not in (1, self.tensor):
+            raise ValueError(
+                f"training.parallel.expert_tensor={self.expert_tensor} must be 1 or training.parallel.tensor="
+                f"{self.tensor}"
+            )
+        return self
 
 
 class OptimizerConfig(Section):

@@ -207,7 +207,7 @@ async def _start_train(
     settings: TrainWorkerSettings, reservation: Reservation, deadlines: DeadlineConfig
 ) -> ActorGroup:
     training = settings.training
-    world_size = training.parallel.data
+    world_size = training.parallel.world_size
     group = await ActorGroup.spawn(
         "train",
         TrainWorker,

@@ -11,11 +11,13 @@ from rayrl.driver.group_filter import GroupFilter
 from rayrl.errors import ConfigError, ModelError
 from rayrl.models.context import context_limit
 from rayrl.models.folder import check_model_folder
+from rayrl.models.shape import read_model_shape
 from rayrl.rollout.registry import make_workflow
 from rayrl.rollout.settings import sampling_params
 from rayrl.rollout.sft_examples import encode_example
 from rayrl.rollout.single_turn import PromptTooLong, check_fits, encode_prompt
 from rayrl.tracking.registry import check_sinks
+from rayrl.training.layout_check import check_layout
 from rayrl.types.protocols import Tokenizer
 
 _PROMPTS_LOOKED_AT = 256
@@ -26,6 +28,7 @@ def check_run(config: RunConfig) -> list[str]:
     from rayrl.rewards.registry import check_reward
 
     notes = _check_model(config.model.path, _needs_template(config))
+    notes.append(f"layout: {check_layout(config.training, read_model_shape(config.model.path))}")
     limit = context_limit(config.model)
     make_workflow(config.rollout.workflow)
     GroupFilter(config.algorithm.shaping)
@@ -44,6 +47,7 @@ def check_run(config: RunConfig) -> list[str]:
 def check_sft_run(config: SFTRunConfig) -> list[str]:
     """As `check_run`, for supervised runs."""
     notes = _check_model(config.model.path, config.sft.prompt_format == "chat")
+    notes.append(f"layout: {check_layout(config.training, read_model_shape(config.model.path))}")
     notes.append(_check_examples(config, context_limit(config.model)))
     notes += _check_sinks(config)
     return notes

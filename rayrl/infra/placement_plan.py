@@ -156,7 +156,7 @@ def show_resources(resources: Mapping[str, float]) -> str:
 
 
 def _training_shape(training: TrainingConfig) -> tuple[int, float, float]:
-    return training.parallel.data, training.cpus_per_worker, training.gpus_per_worker
+    return training.parallel.world_size, training.cpus_per_worker, training.gpus_per_worker
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
@@ -175,7 +175,7 @@ def _own_group(name: str, count: int, cpus: float, gpus: float, strategy: str) -
 
 def _colocated(config: RunConfig) -> tuple[list[BundleGroup], list[RolePlan]]:
     training, inference = config.training, config.inference
-    count = training.parallel.data
+    count = training.parallel.world_size
     train_gpus, engine_gpus = training.gpus_per_worker, inference.gpus_per_engine
     gpus = max(train_gpus, engine_gpus)
     if train_gpus > 0 and engine_gpus > 0:

@@ -7,10 +7,10 @@ from rayrl.infra.placement_plan import PlacementPlan, show_resources
 
 _SETTINGS = {
     "CPU": (
-        "training.parallel.data, training.cpus_per_worker, inference.num_engines, inference.cpus_per_engine, "
+        "training.parallel, training.cpus_per_worker, inference.num_engines, inference.cpus_per_engine, "
         "placement.rollout_cpus"
     ),
-    "GPU": "training.parallel.data, training.gpus_per_worker, inference.num_engines, inference.gpus_per_engine",
+    "GPU": "training.parallel, training.gpus_per_worker, inference.num_engines, inference.gpus_per_engine",
 }
 
 

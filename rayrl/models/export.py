@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rayrl.errors import ModelError
+from rayrl.models.expert_names import as_in_files, names_in_files
 from rayrl.models.folder import check_model_folder
 from rayrl.models.staging import staged_folder
 
@@ -34,7 +35,8 @@ def export_hf_folder(
     Args:
         state: full tensors by their names in the model; each is written in its own dtype. A tensor that shares
             its storage with an earlier one (tied embeddings) is left out: loading ties it again.
-        source: model folder that was trained; its weight files are not read.
+        source: model folder that was trained; of its weight files only the names are read, and used where they differ
+            from those of the model (experts).
         target: new folder; invisible until it is complete.
         replace: overwrite `target` if it exists.
         max_shard_bytes: largest weight file.
@@ -48,6 +50,8 @@ def export_hf_folder(
         raise ModelError("there are no weights to export")
     tensors = _without_shared(state)
     _check_tied(tensors, source)
+    stored = names_in_files(source)
+    tensors = dict(piece for name, tensor in tensors.items() for piece in as_in_files(name, tensor, stored))
     with staged_folder(target, replace=replace) as staging:
         for pattern in _COPIED:
             for file in source.glob(pattern):

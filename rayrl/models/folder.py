@@ -51,19 +51,19 @@ def check_model_folder(path: str | Path) -> ModelInfo:
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     if tokenizer_config is None and not (folder / "tokenizer.json").is_file():
         raise ModelError(f"model folder {str(folder)!r} has no tokenizer (tokenizer_config.json or tokenizer.json)")
-    text_config = _text_config(config)
+    described = text_config(config)
     return ModelInfo(
         path=folder,
         model_type=str(config.get("model_type", "unknown")),
-        max_context=_first_int(text_config, ("max_position_embeddings", "n_positions", "max_seq_len")),
-        vocab_size=_required_int(text_config, ("vocab_size",), folder),
-        num_layers=_required_int(text_config, ("num_hidden_layers", "n_layer", "num_layers"), folder),
+        max_context=_first_int(described, ("max_position_embeddings", "n_positions", "max_seq_len")),
+        vocab_size=_required_int(described, ("vocab_size",), folder),
+        num_layers=_required_int(described, ("num_hidden_layers", "n_layer", "num_layers"), folder),
         has_chat_template=_has_chat_template(folder, tokenizer_config or {}),
         has_weights=any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")),
     )
 
 
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part that describes the language model: models of several modalities nest it."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) and "vocab_size" not in config else config

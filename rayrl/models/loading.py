@@ -61,3 +61,21 @@ def create_empty_causal_lm(path: str | Path, attention: str = "sdpa", trust_remo
         return AutoModelForCausalLM.from_config(
             config, attn_implementation=attention, trust_remote_code=trust_remote_code
         )
+
+
+def create_unloaded_causal_lm(path: str | Path, attention: str = "sdpa", trust_remote_code: bool = False) -> Any:
+    """Return the model of the folder at `path` with parameters on the meta device, float32, and buffers as always.
+
+    Embeddings that the config ties are one parameter.
+    """
+    check_model_folder(path)
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=trust_remote_code
+        )
+    model.tie_weights()
+    return model

@@ -16,6 +16,7 @@ from rayrl.training.rows import Row
 
 _PROMPT = -1
 _PADDING = -2
+_EMPTY_LENGTH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,11 +57,15 @@ class MicroBatch:
         return self.spread(values)
 
 
-def collate(batch: TrainBatch, rows: Sequence[Row], device: torch.device) -> MicroBatch:
-    """Return the micro-batch of some rows; no rows give an empty one."""
+def collate(batch: TrainBatch, rows: Sequence[Row], device: torch.device, multiple: int = 1) -> MicroBatch:
+    """Return the micro-batch of some rows, as long as the longest, rounded up; no rows give an empty one.
+
+    Args:
+        multiple: the length of the rows is a multiple of it.
+    """
+    num_rows, length = micro_shape(rows, multiple)
     if not rows:
-        return _empty(device)
-    num_rows, length = len(rows), max(row.length for row in rows)
+        return _empty(device, length)
     ids = np.zeros((num_rows, length), dtype=np.int64)
     positions = np.tile(np.arange(length, dtype=np.int64), (num_rows, 1))
     segments = np.full((num_rows, length), _PADDING, dtype=np.int64)
@@ -99,6 +104,12 @@ def collate(batch: TrainBatch, rows: Sequence[Row], device: torch.device) -> Mic
     )
 
 
+def micro_shape(rows: Sequence[Row], multiple: int = 1) -> tuple[int, int]:
+    """Return rows and length of the micro-batch that `collate` makes of some rows."""
+    longest = max((row.length for row in rows), default=_EMPTY_LENGTH)
+    return max(len(rows), 1), -(-longest // multiple) * multiple
+
+
 def _mask(segments: np.ndarray, device: torch.device) -> Tensor:
     """Return [R, 1, L, L]: causal, within the own segment or to the prompt. Every token sees itself."""
     segment = torch.from_numpy(segments).to(device)
@@ -113,12 +124,12 @@ def _to(array: np.ndarray, device: torch.device) -> Tensor:
     return (tensor if tensor.dtype == torch.bool else tensor.long()).to(device)
 
 
-def _empty(device: torch.device) -> MicroBatch:
+def _empty(device: torch.device, length: int) -> MicroBatch:
     """Return a micro-batch that runs through the whole model and has no loss: all parameters get a gradient of 0."""
     zero, none = torch.zeros(1, dtype=torch.long, device=device), torch.zeros(0, dtype=torch.long, device=device)
     return MicroBatch(
-        input_ids=torch.zeros(1, 2, dtype=torch.long, device=device),
-        position_ids=torch.arange(2, device=device)[None, :],
+        input_ids=torch.zeros(1, length, dtype=torch.long, device=device),
+        position_ids=torch.arange(length, device=device)[None, :],
         attention_mask=None,
         sources=zero,
         targets=zero,

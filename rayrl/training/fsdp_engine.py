@@ -9,26 +9,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rayrl.infra.buckets import TensorSpec
 from rayrl.models.export import export_hf_folder
-from rayrl.models.loading import load_causal_lm
-from rayrl.training import attention, state
+from rayrl.training import state
 from rayrl.training.batch import FloatArray, TrainBatch
-from rayrl.training.collate import MicroBatch, collate
+from rayrl.training.build import BuiltPolicy, build_policy
+from rayrl.training.collate import MicroBatch, collate, micro_shape
 from rayrl.training.engine import EngineStatus, StepResult, TrainEngineSettings
+from rayrl.training.expert_parallel import TokenCapacity
 from rayrl.training.forward import attention_cost, loss_view, not_finite, skipped_step
+from rayrl.training.gradients import clip, total_norm
+from rayrl.training.layout import make_layout
 from rayrl.training.logprobs import HeadSettings
 from rayrl.training.losses import LossFunction, LossView
 from rayrl.training.micro_batches import plan_micro_batches
 from rayrl.training.optimizer import make_optimizer, set_lr
 from rayrl.training.policy_model import PolicyModel, can_share_prompts
 from rayrl.training.rows import plan_rows, row_lengths
-from rayrl.training.scalar_head import classifier_config, make_model
+from rayrl.training.scalar_head import classifier_config
 from rayrl.training.schedule import lr_factor
-from rayrl.training.sharding import full, make_mesh, shard, weights_of
+from rayrl.training.sharding import full, weights_of
+from rayrl.training.tensor_parallel import sum_gradients
 from rayrl.utils.logger import get_logger
 
 
@@ -37,6 +40,7 @@ class FsdpEngine:
 
     def __init__(self, settings: TrainEngineSettings) -> None:
         training = settings.training
+        self._settings = settings
         self._model_config = settings.model
         self._training = training
         self._rank = settings.rank
@@ -51,9 +55,11 @@ class FsdpEngine:
             product_dtype=self._product_dtype,
         )
         self._head_kind = settings.head
-        self._mesh = make_mesh(settings.device, settings.world_size)
-        self._policy = self._load()
-        self._reference = self._load().requires_grad_(False) if settings.with_reference else None
+        self._layout = make_layout(settings.device, training.parallel, settings.rank, settings.world_size)
+        self._capacity = TokenCapacity()
+        built = self._build()
+        self._policy, self._summed_gradients = built.model, list(built.summed_gradients)
+        self._reference = self._build().model.requires_grad_(False) if settings.with_reference else None
         self._share_prompts = training.engine.share_prompts and can_share_prompts(self._policy.lm)
         self._attention_cost = attention_cost(self._policy)
         self._weights = weights_of(self._policy)
@@ -74,17 +80,16 @@ class FsdpEngine:
         for micro in self._micro_batches(batch):
             view = self._view(micro, batch, loss_fn.needs_entropy)
             share, parts = loss_fn(view, denominator)
-            # FSDP averages gradients over the ranks; the denominator is already that of all of them.
-            (share * self._world_size).backward()
+            share.backward()
             loss += share.detach()
             for name, value in parts.items():
                 sums[name] = sums[name] + value if name in sums else value
             processed += micro.input_ids.numel()
+        self._finish_gradients()
         names = list(sums)
-        norm = self._grad_norm()
+        norm = total_norm(self._weights.values(), self._world_size)
         values = torch.stack([loss, loss.new_tensor(float(processed)), *(sums[name].float() for name in names)])
-        if self._mesh is not None:
-            dist.all_reduce(values, op=dist.ReduceOp.SUM, group=self._mesh.get_group("data"))
+        self._layout.sum_over_batch(values)
         loss_value, num_processed, *sum_values, norm_value = torch.cat([values, norm[None]]).tolist()
         named = dict(zip(names, sum_values, strict=True))
         reason = not_finite(loss_value, norm_value, named)
@@ -122,8 +127,7 @@ class FsdpEngine:
             for micro in self._micro_batches(batch):
                 values, _ = self._forward(model, micro, False)
                 output[micro.flat] = values[: micro.flat.numel()]
-            if self._mesh is not None:
-                dist.all_reduce(output, op=dist.ReduceOp.SUM, group=self._mesh.get_group("data"))
+            self._layout.sum_over_batch(output)
         result: FloatArray = output.cpu().numpy()
         return result
 
@@ -132,7 +136,8 @@ class FsdpEngine:
         denominator = loss_fn.denominator(batch.loss_counts)
         for micro in self._micro_batches(batch):
             share, _ = loss_fn(self._view(micro, batch, loss_fn.needs_entropy), denominator)
-            (share * self._world_size).backward()
+            share.backward()
+        self._finish_gradients()
         whole = {name: full(weight.grad).clone() for name, weight in self._weights.items() if weight.grad is not None}
         self._optimizer.zero_grad(set_to_none=True)
         return whole
@@ -181,37 +186,24 @@ class FsdpEngine:
             device=str(self._device),
         )
 
-    def _load(self) -> PolicyModel:
-        engine = self._training.engine
-        implementation = attention.register() if engine.attention == "sdpa" else engine.attention
-        lm = load_causal_lm(
-            self._model_config.path,
-            dtype=torch.float32,
-            attention=implementation,
-            trust_remote_code=self._model_config.trust_remote_code,
-        )
-        model = make_model(
-            lm,
-            self._head,
-            self._head_kind,
-            folder=self._model_config.path,
-            device=self._device,
-            activation_checkpointing=engine.activation_checkpointing,
-        )
-        shard(model, self._mesh, engine.autocast)
-        return model
+    def _build(self) -> BuiltPolicy:
+        return build_policy(self._settings, self._layout, self._head, self._capacity)
 
     def _micro_batches(self, batch: TrainBatch) -> Iterator[MicroBatch]:
         """Yield the micro-batches of this rank; the same number on every rank."""
         budget = self._training.micro_batch_tokens
         rows = plan_rows(batch, share=self._share_prompts, attention_cost=self._attention_cost, max_tokens=budget)
-        plan = plan_micro_batches(row_lengths(rows), self._world_size, budget, self._attention_cost)
-        for indices in plan.ranks[self._rank]:
-            yield collate(batch, [rows[index] for index in indices], self._device)
+        parallel = self._layout.parallel
+        plan = plan_micro_batches(row_lengths(rows), parallel.batch_ranks, budget, self._attention_cost)
+        for at_once in zip(*plan.ranks, strict=True):
+            own = [rows[index] for index in at_once[self._layout.batch_rank]]
+            shapes = [micro_shape([rows[index] for index in indices], parallel.context) for indices in at_once]
+            self._capacity.num_tokens = max(height * width // parallel.context for height, width in shapes)
+            yield collate(batch, own, self._device, parallel.context)
 
     def _forward(self, model: PolicyModel, micro: MicroBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
         # Sharded, the parameters themselves are gathered in the data type of the products.
-        autocast = self._product_dtype != torch.float32 and self._mesh is None
+        autocast = self._product_dtype != torch.float32 and self._world_size == 1
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=autocast):
             logprobs, entropy = model(micro, with_entropy)
         return logprobs, entropy
@@ -220,12 +212,11 @@ class FsdpEngine:
         output, entropy = self._forward(self._policy, micro, with_entropy)
         return loss_view(micro, batch, output, entropy, self._head_kind)
 
-    def _grad_norm(self) -> Tensor:
-        grads = [weight.grad for weight in self._weights.values() if weight.grad is not None]
-        return full(torch.nn.utils.get_total_norm(grads)).float()
+    def _finish_gradients(self) -> None:
+        sum_gradients(self._weights, self._summed_gradients, self._layout.group("tensor"))
 
     def _update(self, lr: float, norm: Tensor) -> None:
-        torch.nn.utils.clip_grads_with_norm_(self._weights.values(), self._training.optimizer.max_grad_norm, norm)
+        clip(self._weights.values(), self._training.optimizer.max_grad_norm, norm)
         set_lr(self._optimizer, lr)
         self._optimizer.step()
         self._optimizer_steps += 1

@@ -3,6 +3,11 @@
 The logits of all tokens never exist: forward and backward each compute those of one chunk and let them go. The
 backward computes them again and forms its two products by hand; against `torch.utils.checkpoint` around
 `log_softmax` this saves three passes over the logits, which cost as much as the products on CPU.
+
+With a head that is split over tensor ranks each rank has the logits of its part of the vocabulary. The parts are
+joined once for all tokens, by three numbers a token: with Z the normaliser of part r and Z = sum Z_r,
+
+    w_r = Z_r / Z        log p(t) = z_t - log Z        H = sum_r w_r (H_r - log w_r)
 """
 
 from collections.abc import Callable
@@ -10,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -39,6 +45,7 @@ def token_logprobs(
     targets: Tensor,
     settings: HeadSettings,
     with_entropy: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return float32 log-probabilities [K] of the targets and, if asked for, entropies [K] of the distributions.
 
@@ -47,9 +54,11 @@ def token_logprobs(
         weight: [V, H] of the output head.
         bias: [V], or None.
         targets: [K] int64.
+        group: ranks over which the head is split: then `weight` and `bias` are the part of this rank, all parts of
+            one size and in the order of the ranks, and everything else is the same on all of them.
     """
     assert hidden.shape[0] == targets.shape[0] and hidden.shape[1] == weight.shape[1], "hidden, head and targets differ"
-    logprobs, entropy = _HeadLogprobs.apply(hidden, weight, bias, targets, settings, with_entropy)
+    logprobs, entropy = _HeadLogprobs.apply(hidden, weight, bias, targets, settings, with_entropy, group)
     return logprobs, entropy if with_entropy else None
 
 
@@ -63,8 +72,10 @@ class _HeadLogprobs(torch.autograd.Function):
         targets: Tensor,
         settings: HeadSettings,
         with_entropy: bool,
+        group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
         num = hidden.shape[0]
+        targets, foreign = _own_targets(targets, weight.shape[0], group)
         logprobs, norms = hidden.new_empty(num, dtype=torch.float32), hidden.new_empty(num, dtype=torch.float32)
         entropy = hidden.new_zeros(num if with_entropy else 0, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -82,19 +93,22 @@ class _HeadLogprobs(torch.autograd.Function):
                 logprobs[part] = chosen - norms[part]
                 if weighted is not None:
                     entropy[part] = total.log() - weighted.mul_(exponentials).sum(dim=-1) / total
-        ctx.save_for_backward(hidden, weight, bias, targets, norms, entropy)
-        ctx.settings, ctx.with_entropy = settings, with_entropy
+        if group is not None and foreign is not None:
+            logprobs, norms, entropy = _join(logprobs, norms, entropy, foreign, group)
+        ctx.save_for_backward(hidden, weight, bias, targets, norms, entropy, foreign)
+        ctx.settings, ctx.with_entropy, ctx.group = settings, with_entropy, group
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Any, ...]:
-        hidden, weight, bias, targets, norms, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, norms, entropy, foreign = ctx.saved_tensors
         settings: HeadSettings = ctx.settings
         dtype = settings.product_dtype
         head, inputs = weight.to(dtype), hidden.to(dtype)
         project = _backward_projection(inputs, head, settings)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight: Tensor | None = None
+        # A rank of a context parallel group may have nothing to predict.
+        grad_weight = None if hidden.shape[0] else torch.zeros_like(weight, dtype=torch.float32)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for part in _chunks(hidden.shape[0], settings.chunk_tokens):
             logits = _finish(project(inputs[part]), bias, settings)
@@ -107,7 +121,8 @@ class _HeadLogprobs(torch.autograd.Function):
                 grad = grad.exp_().mul_(factor)
             else:
                 grad = grad.exp_().mul_(-scale)
-            grad.scatter_add_(1, targets[part, None], scale)
+            own = scale if foreign is None else scale.masked_fill(foreign[part, None], 0.0)
+            grad.scatter_add_(1, targets[part, None], own)
             grad = grad.mul_(slope) if isinstance(slope, Tensor) else grad
             if grad_bias is not None:
                 grad_bias += grad.sum(0) * settings.multiplier / settings.temperature
@@ -120,7 +135,9 @@ class _HeadLogprobs(torch.autograd.Function):
         if constant != 1.0:
             grad_hidden = grad_hidden * constant
             grad_weight = None if grad_weight is None else grad_weight * constant
-        assert grad_weight is not None, "a micro-batch predicts at least one token"
+        assert grad_weight is not None, "there is a chunk, or the gradient was set to zeros"
+        if ctx.group is not None:
+            dist.all_reduce(grad_hidden, op=dist.ReduceOp.SUM, group=ctx.group)
         return (
             grad_hidden,
             grad_weight.to(weight.dtype),
@@ -128,7 +145,33 @@ class _HeadLogprobs(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
+
+
+def _own_targets(targets: Tensor, num_rows: int, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor | None]:
+    """Return targets as rows of this rank's part of the head, 0 for those of other ranks, and which those are."""
+    if group is None:
+        return targets, None
+    rows = targets - group.rank() * num_rows
+    foreign = (rows < 0) | (rows >= num_rows)
+    return rows.masked_fill(foreign, 0), foreign
+
+
+def _join(
+    logprobs: Tensor, norms: Tensor, entropy: Tensor, foreign: Tensor, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logprobs, normalisers and entropies over the whole vocabulary, from those over the parts of the ranks."""
+    chosen = (logprobs + norms).masked_fill(foreign, 0.0)
+    own = torch.stack([norms, chosen, *([entropy] if entropy.numel() else [])])
+    parts = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(parts, own, group=group)
+    all_parts = torch.stack(parts)
+    total = torch.logsumexp(all_parts[:, 0], dim=0)
+    if entropy.numel():
+        log_shares = all_parts[:, 0] - total
+        entropy = (log_shares.exp() * (all_parts[:, 2] - log_shares)).sum(dim=0)
+    return all_parts[:, 1].sum(dim=0) - total, total, entropy
 
 
 def _chunks(num: int, size: int) -> list[slice]:

@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from rayrl.errors import ModelError
 from rayrl.training.collate import MicroBatch
+from rayrl.training.context_parallel import ContextParallel
+from rayrl.training.gradients import local
 from rayrl.training.logprobs import HeadSettings, token_logprobs
 
 
@@ -27,6 +30,7 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.lm = lm.eval()
         self.head = replace(head, multiplier=_multiplier(lm.config), softcap=_softcap(lm.config))
+        self.context: ContextParallel | None = None
         if activation_checkpointing:
             for layer in self.layers():
                 # Not a wrapper module: that would rename the parameters.
@@ -39,10 +43,22 @@ class PolicyModel(nn.Module):
 
     def forward(self, micro: MicroBatch, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return float32 logprobs [K] of the micro-batch's targets, and entropies [K] if asked for."""
-        hidden = self._hidden(micro.input_ids, micro.position_ids, micro.attention_mask)
-        selected = hidden.reshape(-1, hidden.shape[-1])[micro.sources]
+        if self.context is None:
+            hidden = self._hidden(micro.input_ids, micro.position_ids, micro.attention_mask)
+            return self._predict(hidden.reshape(-1, hidden.shape[-1])[micro.sources], micro.targets, with_entropy)
+        part = self.context.shard(micro)
+        hidden = self._hidden(part.input_ids, part.position_ids, micro.attention_mask)
+        selected = hidden.reshape(-1, hidden.shape[-1])[part.sources]
+        output, entropy = self._predict(selected, micro.targets[part.predictions], with_entropy)
+        return self.context.join(output, part), None if entropy is None else self.context.join(entropy, part)
+
+    def _predict(self, hidden: Tensor, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+        """Return what the head gives for targets [K], given the hidden states [K, H] that predict them."""
         output = self.lm.get_output_embeddings()
-        return token_logprobs(selected, output.weight, output.bias, micro.targets, self.head, with_entropy)
+        # Split over the vocabulary, the head is whole over the data ranks here and a part over the tensor ranks.
+        group = output.weight.device_mesh.get_group() if isinstance(output.weight, DTensor) else None
+        bias = None if output.bias is None else local(output.bias)
+        return token_logprobs(hidden, local(output.weight), bias, targets, self.head, with_entropy, group)
 
     def _hidden(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None and self.lm.config._attn_implementation == "eager":

@@ -12,7 +12,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from rayrl.errors import ModelError
-from rayrl.training.collate import MicroBatch
 from rayrl.training.logprobs import HeadSettings
 from rayrl.training.policy_model import PolicyModel, check_head
 
@@ -25,14 +24,12 @@ HEAD = "score"
 class ScalarModel(PolicyModel):
     """As `PolicyModel`, with a number in the place of each logprob."""
 
-    def forward(self, micro: MicroBatch, with_entropy: bool = False) -> tuple[Tensor, None]:
-        """Return float32 values [K] at the positions that predict the micro-batch's targets."""
-        hidden = self._hidden(micro.input_ids, micro.position_ids, micro.attention_mask)
-        selected = hidden.reshape(-1, hidden.shape[-1])[micro.sources]
+    def _predict(self, hidden: Tensor, targets: Tensor, with_entropy: bool) -> tuple[Tensor, None]:
+        """Return float32 values [K] of the states that predict the targets."""
         weight: Tensor = self.lm.score.weight
         with torch.autocast(hidden.device.type, enabled=False):
             # One row: nothing to chunk, and float32 costs nothing.
-            return (selected.float() @ weight.float().t()).squeeze(-1), None
+            return (hidden.float() @ weight.float().t()).squeeze(-1), None
 
 
 def make_model(

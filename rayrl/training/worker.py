@@ -296,7 +296,8 @@ class TrainWorker:
 
         hosted = self._training_rendezvous
         store = hosted.store if hosted is not None else reach_rendezvous(address, _RENDEZVOUS_TIMEOUT_S)
-        backend = "nccl" if device_type == "cuda" else "gloo"
+        # On GPUs both: with parameters in host memory their gradients are summed there.
+        backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         if self._recorder is not None:
             from rayrl.infra.recorded_process_group import install
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from safetensors.torch import save_file
 
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.config.model import ModelConfig
@@ -24,14 +25,13 @@ from rayrl.types.trajectory import FailureRecord, Trajectory, VersionSpan
 VOCAB = 61
 
 
-def write_llama(folder: Path, *, tied: bool, **overrides: Any) -> Path:
+def write_llama(folder: Path, *, tied: bool, scalar_head: bool = False, **overrides: Any) -> Path:
     """Save a random Llama with weights large enough that its logits are far from uniform."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48} | overrides
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48} | overrides
     config = LlamaConfig(
-        vocab_size=VOCAB,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=128,
@@ -41,6 +41,33 @@ def write_llama(folder: Path, *, tied: bool, **overrides: Any) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text("{}")  # a model folder is refused without one
+    if scalar_head:
+        save_file({"score.weight": 0.3 * torch.randn(1, config.hidden_size)}, folder / "score.safetensors")
+    return folder
+
+
+def write_moe(folder: Path, family: str, **overrides: Any) -> Path:
+    """Save a random mixture of four experts, two for each token, of a family such as `Mixtral`."""
+    import transformers
+
+    torch.manual_seed(5)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48} | overrides
+    config = getattr(transformers, f"{family}Config")(
+        moe_intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        sliding_window=None,
+        initializer_range=0.2,
+        **sizes,
+    )
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
     return folder
 
 
@@ -102,13 +129,19 @@ def random_batch(algorithm: AlgorithmConfig | None = None, **options: Any) -> Tr
 
 
 def training_config(
-    *, data: int = 1, micro_batch_tokens: int = 8192, lr: float = 0.01, eps: float = 1e-8, **engine: Any
+    *,
+    data: int = 1,
+    parallel: dict[str, int] | None = None,
+    micro_batch_tokens: int = 8192,
+    lr: float = 0.01,
+    eps: float = 1e-8,
+    **engine: Any,
 ) -> TrainingConfig:
-    """One layout."""
+    """One layout: data ranks alone, or all axes by name."""
     return TrainingConfig(
         optimizer=OptimizerConfig(lr=lr, eps=eps, weight_decay=0.1),
         engine=EngineConfig(type="fsdp", **({"logprob_chunk_tokens": 8} | engine)),
-        parallel=ParallelConfig(data=data),
+        parallel=ParallelConfig(**(parallel or {"data": data})),
         micro_batch_tokens=micro_batch_tokens,
     )
 

@@ -1,139 +1,173 @@
-"""One gradient: ranks, budgets, shared prompts and an idle rank change neither gradient nor update."""
+"""One gradient: budgets, shared prompts, every layout and an idle rank change neither gradient nor update."""
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from itertools import product
 
 import pytest
 import torch
-from ranks import run_on_ranks
-from samples import make_engine, random_batch, training_config, weights
+from gradient_cases import LARGE, SMALL, Case, assert_same, reference, run_case, run_cases
+from ranks import RankPool
+from samples import write_llama, write_moe
 
-from rayrl.config.algorithm import AlgorithmConfig
-from rayrl.training.batch import TrainBatch
-from rayrl.training.losses import LossFunction, PolicyLoss, SupervisedLoss
-
-_RTOL, _ATOL = 1e-4, 1e-6
-_LARGE, _SMALL = 8192, 48
-_ADAM = {"lr": 1e-3, "eps": 1e-4}
-"""Adam divides by the size of the gradient: with a tiny eps the rounding of a gradient near 0 becomes a whole step."""
-
-
-def _loss(name: str) -> LossFunction:
-    return SupervisedLoss() if name == "sft" else PolicyLoss(AlgorithmConfig(preset=name), max_new_tokens=16)
-
-
-def _one_trajectory() -> TrainBatch:
-    """Two ranks for a single trajectory: one of them has nothing to do."""
-    return random_batch(AlgorithmConfig(), num_groups=1, group_size=1, seed=2)
-
-
-def _batch(kind: str) -> TrainBatch:
-    if kind == "idle":
-        batch = _one_trajectory()
-        assert batch.advantages is not None
-        batch.advantages[:] = 1.0
-        return batch
-    return random_batch(num_groups=4, group_size=4, seed=1)
+_LAYOUTS: dict[str, dict[str, int]] = {
+    "data2": {"data": 2},
+    "tensor2": {"tensor": 2},
+    "context2": {"context": 2},
+    "replicate2": {"replicate": 2},
+    "data4": {"data": 4},
+    "data2-tensor2": {"data": 2, "tensor": 2},
+    "replicate2-data2": {"replicate": 2, "data": 2},
+    "data2-context2": {"data": 2, "context": 2},
+    "context2-tensor2": {"context": 2, "tensor": 2},
+}
+_MOE_LAYOUTS: dict[str, dict[str, int]] = {
+    "data2": {"data": 2},
+    "expert2": {"data": 2, "expert": 2},
+    "tensor2": {"tensor": 2},
+    "data4-expert2": {"data": 4, "expert": 2},
+    "expert2-tensor2": {"data": 2, "expert": 2, "tensor": 2},
+    "expert2-context2": {"data": 2, "expert": 2, "context": 2},
+    "replicate2-expert2": {"replicate": 2, "data": 2, "expert": 2},
+}
 
 
-def _two_steps(engine: Any, batch: TrainBatch, loss_fn: LossFunction) -> dict[str, Any]:
-    gradients = engine.gradients(batch, loss_fn)
-    steps = [engine.train_step(batch, loss_fn) for _ in range(2)]
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Model folders by name; 61 tokens cannot be divided over tensor ranks, 64 can."""
+    root = tmp_path_factory.mktemp("models")
     return {
-        "gradients": gradients,
-        "weights": weights(engine),
-        "logprobs": engine.forward_logprobs(batch),
-        "losses": [step.loss for step in steps],
-        "norms": [step.grad_norm for step in steps],
-        "sums": dict(steps[0].sums),
+        "tied": str(write_llama(root / "tied", tied=True, vocab_size=64, scalar_head=True)),
+        "untied": str(write_llama(root / "untied", tied=False, vocab_size=64, scalar_head=True)),
+        "odd": str(write_llama(root / "odd", tied=True)),
+        "mixtral": str(write_moe(root / "mixtral", "Mixtral")),
+        "qwen3_moe": str(write_moe(root / "qwen3_moe", "Qwen3Moe")),
     }
 
 
-def _reference(folder: Path, kind: str, loss_name: str) -> dict[str, Any]:
-    """One process, one micro-batch, plain rows."""
-    engine = make_engine(folder, training_config(**_ADAM), share_prompts=False)
-    return _two_steps(engine, _batch(kind), _loss(loss_name))
-
-
-def _assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert actual["gradients"].keys() == expected["gradients"].keys()
-    for part in ("gradients", "weights"):
-        for name, tensor in expected[part].items():
-            torch.testing.assert_close(
-                actual[part][name], tensor, rtol=_RTOL, atol=_ATOL, msg=lambda text, name=name: f"{name}: {text}"
-            )
-    torch.testing.assert_close(
-        torch.from_numpy(actual["logprobs"]), torch.from_numpy(expected["logprobs"]), rtol=_RTOL, atol=1e-5
-    )
-    for part in ("losses", "norms"):
-        assert actual[part] == pytest.approx(expected[part], rel=_RTOL, abs=_ATOL)
-    for name, value in expected["sums"].items():
-        assert actual["sums"][name] == pytest.approx(value, rel=_RTOL, abs=1e-4), name
+def _assert_reference(pools: Mapping[int, RankPool], axes: dict[str, int], cases: list[Case]) -> None:
+    world_size = axes.get("replicate", 1) * axes.get("data", 1) * axes.get("context", 1) * axes.get("tensor", 1)
+    ranks = pools[world_size].run(run_cases, axes, cases)
+    for number, case in enumerate(cases):
+        expected = reference(case.model, case.kind, case.loss)
+        for results in ranks:
+            assert_same(results[number], expected)
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "plain"])
-@pytest.mark.parametrize("budget", [_LARGE, _SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("loss_name", ["grpo", "gspo", "dr_grpo", "sft"])
+@pytest.mark.parametrize("budget", [LARGE, SMALL], ids=["large", "small"])
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "dr_grpo", "sft", "value"])
 def test_one_rank_gives_the_reference_update_when_budget_or_rows_differ(
-    llama_folder: Path, share: bool, budget: int, loss_name: str
+    models: dict[str, str], share: bool, budget: int, loss: str
 ) -> None:
-    expected = _reference(llama_folder, "ragged", loss_name)
+    actual = run_case(Case(model=models["tied"], loss=loss, budget=budget, share=share))
 
-    engine = make_engine(llama_folder, training_config(micro_batch_tokens=budget, **_ADAM), share_prompts=share)
-    actual = _two_steps(engine, _batch("ragged"), _loss(loss_name))
-
-    _assert_same(actual, expected)
-
-
-def _cases(rank: int, world_size: int, folders: dict[str, str], cases: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    results = []
-    for model, kind, loss_name, budget, share in cases:
-        config = training_config(data=world_size, micro_batch_tokens=budget, **_ADAM)
-        engine = make_engine(Path(folders[model]), config, rank=rank, world_size=world_size, share_prompts=share)
-        results.append(_two_steps(engine, _batch(kind), _loss(loss_name)))
-    return results
+    assert_same(actual, reference(models["tied"], "ragged", loss))
 
 
 @pytest.mark.distributed
-def test_two_ranks_give_the_reference_update_in_every_layout(
-    llama_folder: Path, untied_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("layout", ["data2", "tensor2", "context2", "replicate2", "data2-tensor2"])
+def test_a_layout_gives_the_reference_update(
+    layout: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
 ) -> None:
-    folders = {"tied": llama_folder, "untied": untied_folder}
     cases = [
-        ("tied", "ragged", "grpo", _LARGE, True),
-        ("tied", "ragged", "grpo", _SMALL, False),
-        ("untied", "ragged", "grpo", _SMALL, True),
-        ("untied", "ragged", "dr_grpo", _LARGE, False),
-        ("tied", "ragged", "gspo", _SMALL, True),
-        ("tied", "ragged", "sft", _SMALL, True),
-        ("tied", "idle", "grpo", _LARGE, True),
-        ("untied", "idle", "sft", _SMALL, False),
+        Case(model=models["tied"], budget=SMALL),
+        Case(model=models["untied"], loss="sft", share=False),
+        Case(model=models["odd"], kind="idle", budget=SMALL),
+        Case(model=models["tied"], loss="value", budget=SMALL),
     ]
 
-    ranks = run_on_ranks(_cases, 2, tmp_path, {name: str(path) for name, path in folders.items()}, cases)
-
-    for number, (model, kind, loss_name, _, _) in enumerate(cases):
-        expected = _reference(folders[model], kind, loss_name)
-        for results in ranks:
-            _assert_same(results[number], expected)
-
-
-def _bfloat16_case(rank: int, world_size: int, folder: str) -> dict[str, Any]:
-    config = training_config(data=world_size, autocast="bfloat16")
-    engine = make_engine(Path(folder), config, rank=rank, world_size=world_size)
-    return _two_steps(engine, _batch("ragged"), _loss("sft"))
+    _assert_reference(rank_pools, _LAYOUTS[layout], cases)
 
 
 @pytest.mark.distributed
-def test_bfloat16_products_are_close_to_float32_on_one_rank_and_on_two(llama_folder: Path, tmp_path: Path) -> None:
-    expected = _reference(llama_folder, "ragged", "sft")
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
+def test_spread_experts_give_the_reference_update(
+    model: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    cases = [Case(model=models[model], budget=SMALL), Case(model=models[model], kind="idle", loss="sft", share=False)]
 
-    alone = _bfloat16_case(0, 1, str(llama_folder))
-    together = run_on_ranks(_bfloat16_case, 2, tmp_path, str(llama_folder))[0]
+    _assert_reference(rank_pools, _MOE_LAYOUTS["expert2"], cases)
 
-    for actual in (alone, together):
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "sft", "value"])
+@pytest.mark.parametrize("layout", _LAYOUTS)
+def test_every_layout_gives_the_reference_update_with_every_way_to_cut_a_batch(
+    layout: str, loss: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    names = ["tied", "untied"] + ([] if loss == "value" else ["odd"])
+    cases = [
+        Case(model=models[name], kind=kind, loss=loss, budget=budget, share=share)
+        for name, kind, budget, share in product(names, ("ragged", "idle"), (LARGE, SMALL), (True, False))
+    ]
+
+    _assert_reference(rank_pools, _LAYOUTS[layout], cases)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("loss", ["grpo", "sft"])
+@pytest.mark.parametrize("layout", _MOE_LAYOUTS)
+def test_every_layout_of_experts_gives_the_reference_update_with_every_way_to_cut_a_batch(
+    layout: str, loss: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    cases = [
+        Case(model=models[name], kind=kind, loss=loss, budget=budget, share=share)
+        for name, kind, budget, share in product(
+            ("mixtral", "qwen3_moe"), ("ragged", "idle"), (LARGE, SMALL), (True, False)
+        )
+    ]
+
+    _assert_reference(rank_pools, _MOE_LAYOUTS[layout], cases)
+
+
+@pytest.mark.distributed
+def test_bfloat16_products_are_close_to_float32_on_one_rank_and_on_two(
+    models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    expected = reference(models["tied"], "ragged", "sft")
+    case = Case(model=models["tied"], loss="sft", engine={"autocast": "bfloat16"})
+
+    results = [run_case(case)] + [
+        rank_pools[2].run(run_cases, axes, [case])[0][0] for axes in ({"data": 2}, {"tensor": 2})
+    ]
+
+    for actual in results:
         assert all(tensor.dtype == torch.float32 for tensor in actual["weights"].values())
         assert actual["losses"][0] == pytest.approx(expected["losses"][0], rel=0.02)
         for name, gradient in expected["gradients"].items():
             error = (actual["gradients"][name] - gradient).norm() / gradient.norm()
             assert error < 0.08, name
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "engine",
+    [{"activation_checkpointing": True}, {"cpu_offload": True}, {"sharded_load": True}],
+    ids=["checkpointing", "offload", "sharded-load"],
+)
+def test_options_of_the_engine_give_the_reference_update(
+    engine: dict[str, bool], models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    dense = [Case(model=models[name], budget=SMALL, engine=engine) for name in ("tied", "untied", "odd")]
+    value = Case(model=models["tied"], loss="value", engine=engine)
+    experts = [Case(model=models[name], engine=engine) for name in ("mixtral", "qwen3_moe")]
+
+    _assert_reference(rank_pools, _LAYOUTS["tensor2"], [dense[0], value])
+    _assert_reference(rank_pools, _LAYOUTS["data2"], dense[1:])
+    _assert_reference(rank_pools, _LAYOUTS["context2"], dense[:1])
+    _assert_reference(rank_pools, _MOE_LAYOUTS["expert2"], experts)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_compiled_blocks_give_the_reference_update(models: dict[str, str], rank_pools: Mapping[int, RankPool]) -> None:
+    _assert_reference(rank_pools, _LAYOUTS["data2"], [Case(model=models["tied"], engine={"compile": True})])
+
+
+def test_a_whole_model_is_read_in_parts_too(models: dict[str, str]) -> None:
+    for name in ("tied", "mixtral"):
+        actual = run_case(Case(model=models[name], engine={"sharded_load": True}))
+
+        assert_same(actual, reference(models[name], "ragged", "grpo"))

@@ -1,0 +1,132 @@
+"""Whether a model can be laid out over the axes of `training.parallel`; decided before anything starts."""
+
+from collections.abc import Mapping
+
+from rayrl.config.training import ParallelConfig, TrainingConfig
+from rayrl.errors import ConfigError
+from rayrl.models.shape import ModelShape
+
+_WHOLE_HEADS = "colwise_gather_output"
+"""The style of projections whose output is put together again: every tensor rank then has all heads."""
+
+
+def check_layout(training: TrainingConfig, shape: ModelShape) -> str:
+    """Return the layout in words. ConfigError, with the numbers and what to change, if the model does not fit it."""
+    parallel = training.parallel
+    plan = _tensor_plan(shape) if parallel.tensor > 1 else {}
+    faults = [
+        *_offload_faults(training),
+        *_tensor_faults(parallel, shape, plan),
+        *_context_faults(training, shape, plan),
+        *_expert_faults(parallel, shape),
+    ]
+    if faults:
+        raise ConfigError("; ".join(faults))
+    return describe_layout(parallel)
+
+
+def describe_layout(parallel: ParallelConfig) -> str:
+    """Return `4 workers = data 2 x tensor 2`."""
+    axes = {name: value for name, value in parallel.model_dump().items() if value > 1}
+    inside = {name: axes.pop(name) for name in ("expert", "expert_tensor") if name in axes}
+    text = " x ".join(f"{name} {value}" for name, value in axes.items()) or "data 1"
+    return f"{parallel.world_size} workers = {text}" + "".join(
+        f", {name} {value} inside" for name, value in inside.items()
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number above 1."""
+    return [value for value in range(2, number + 1) if number % value == 0]
+
+
+def _offload_faults(training: TrainingConfig) -> list[str]:
+    engine = training.engine
+    if engine.type != "fsdp" or not engine.cpu_offload or training.parallel.world_size > 1:
+        return []
+    return ["training.engine.cpu_offload=true needs at least two training workers (training.parallel); set it to false"]
+
+
+def _tensor_faults(parallel: ParallelConfig, shape: ModelShape, plan: Mapping[str, str]) -> list[str]:
+    tensor = parallel.tensor
+    if tensor == 1:
+        return []
+    if not plan:
+        return [
+            f"training.parallel.tensor={tensor} needs a tensor parallel plan, which transformers does not have for "
+            f"{shape.model_type}; set it to 1 and raise training.parallel.data"
+        ]
+    faults = []
+    if not _has_whole_heads(plan):
+        faults += _undivided("training.parallel.tensor", tensor, shape)
+    if shape.intermediate_size is not None and shape.intermediate_size % tensor:
+        faults.append(
+            f"training.parallel.tensor={tensor} does not divide the intermediate size {shape.intermediate_size}; "
+            f"set it to a divisor of it"
+        )
+    return faults
+
+
+def _context_faults(training: TrainingConfig, shape: ModelShape, plan: Mapping[str, str]) -> list[str]:
+    parallel, context = training.parallel, training.parallel.context
+    if context == 1:
+        return []
+    faults = []
+    if training.engine.attention == "eager":
+        faults.append(
+            f"training.parallel.context={context} exchanges heads around an attention kernel, which "
+            f"training.engine.attention=eager does not have; set it to sdpa"
+        )
+    tensor = 1 if _has_whole_heads(plan) else parallel.tensor
+    if all(number % tensor == 0 for number in (shape.num_heads, shape.num_kv_heads)):
+        name = "training.parallel.context" + (f" ({context}) x tensor" if tensor > 1 else "")
+        faults += _undivided(name, context * tensor, shape)
+    return faults
+
+
+def _expert_faults(parallel: ParallelConfig, shape: ModelShape) -> list[str]:
+    if parallel.expert_tensor > 1:
+        return [
+            f"training.parallel.expert_tensor={parallel.expert_tensor} splits single experts, which the engine cannot "
+            f"do; set it to 1 and spread whole experts with training.parallel.expert"
+        ]
+    if parallel.expert == 1:
+        return []
+    if shape.num_experts == 0:
+        return [
+            f"training.parallel.expert={parallel.expert} spreads experts, but {shape.model_type} has none; set it to 1"
+        ]
+    if shape.num_experts % parallel.expert:
+        return [
+            f"training.parallel.expert={parallel.expert} does not divide the {shape.num_experts} experts; "
+            f"it can be {_either(divisors(shape.num_experts))}"
+        ]
+    return []
+
+
+def _undivided(name: str, degree: int, shape: ModelShape) -> list[str]:
+    if shape.num_heads % degree == 0 and shape.num_kv_heads % degree == 0:
+        return []
+    common = [number for number in divisors(shape.num_heads) if shape.num_kv_heads % number == 0]
+    return [
+        f"{name}={degree} must divide the {shape.num_heads} attention heads and the {shape.num_kv_heads} key-value "
+        f"heads of the model; it can be {_either(common)}"
+    ]
+
+
+def _either(numbers: list[int]) -> str:
+    return " or ".join(str(number) for number in [1, *numbers])
+
+
+def _has_whole_heads(plan: Mapping[str, str]) -> bool:
+    return any(style == _WHOLE_HEADS for name, style in plan.items() if ".self_attn." in name)
+
+
+def _tensor_plan(shape: ModelShape) -> Mapping[str, str]:
+    """Return the plan of the family in transformers, empty if it has none."""
+    from transformers import CONFIG_MAPPING
+
+    if shape.model_type not in CONFIG_MAPPING:
+        return {}
+    plan: Mapping[str, str] = CONFIG_MAPPING[shape.model_type].base_model_tp_plan or {}
+    return plan

@@ -1,0 +1,141 @@
+"""Training states and model folders written in one layout are read in another."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gradient_cases import ADAM
+from ranks import RankPool
+from samples import make_engine, random_batch, training_config, weights, write_llama, write_moe
+
+from rayrl.config.algorithm import AlgorithmConfig
+from rayrl.training.losses import PolicyLoss
+
+_ALONE: dict[str, int] = {"data": 1}
+
+
+def _engine(rank: int, world_size: int, parallel: dict[str, int], model: str, **options: Any) -> Any:
+    config = training_config(parallel=parallel, **ADAM, **options)
+    return make_engine(Path(model), config, rank=rank, world_size=world_size)
+
+
+def _step(engine: Any) -> float:
+    loss: float = engine.train_step(random_batch(), PolicyLoss(AlgorithmConfig(), 16)).loss
+    return loss
+
+
+def _write(rank: int, world_size: int, parallel: dict[str, int], model: str, folder: str) -> dict[str, Any]:
+    """Two steps, save and export, and two more steps."""
+    torch.manual_seed(11 + rank)
+    engine = _engine(rank, world_size, parallel, model)
+    _step(engine)
+    _step(engine)
+    engine.save(Path(folder) / "state")
+    engine.export_hf(Path(folder) / "export")
+    saved = weights(engine)
+    losses = [_step(engine) for _ in range(2)]
+    return {"saved": saved, "losses": losses, "weights": weights(engine), "random": torch.rand(4)}
+
+
+def _read(rank: int, world_size: int, parallel: dict[str, int], model: str, folder: str) -> dict[str, Any]:
+    """Load into a fresh engine, and make the same two steps."""
+    torch.manual_seed(99)
+    engine = _engine(rank, world_size, parallel, model)
+    engine.load(Path(folder) / "state")
+    loaded = weights(engine)
+    losses = [_step(engine) for _ in range(2)]
+    return {"loaded": loaded, "losses": losses, "weights": weights(engine), "random": torch.rand(4)}
+
+
+def _in_layout(pools: Mapping[int, RankPool], function: Any, parallel: dict[str, int], *args: str) -> dict[str, Any]:
+    size = parallel.get("data", 1) * parallel.get("tensor", 1) * parallel.get("context", 1)
+    if size == 1:
+        result: dict[str, Any] = function(0, 1, parallel, *args)
+        return result
+    return pools[size].run(function, parallel, *args)[0]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "dense": str(write_llama(root / "dense", tied=True, vocab_size=64)),
+        "moe": str(write_moe(root / "moe", "Qwen3Moe")),
+    }
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("model", "parallel"),
+    [("dense", {"tensor": 2}), ("dense", {"context": 2}), ("moe", {"data": 2, "expert": 2})],
+    ids=["tensor", "context", "expert"],
+)
+def test_a_run_goes_on_bit_equal_in_the_same_layout(
+    model: str, parallel: dict[str, int], models: dict[str, str], rank_pools: Mapping[int, RankPool], tmp_path: Path
+) -> None:
+    expected = _in_layout(rank_pools, _write, parallel, models[model], str(tmp_path))
+
+    actual = _in_layout(rank_pools, _read, parallel, models[model], str(tmp_path))
+
+    assert actual["losses"] == expected["losses"]
+    assert actual["random"].equal(expected["random"])
+    for name, tensor in expected["weights"].items():
+        assert actual["weights"][name].equal(tensor), name
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("model", "before", "after"),
+    [
+        ("dense", {"data": 2}, _ALONE),
+        ("dense", {"tensor": 2}, {"data": 2}),
+        ("dense", _ALONE, {"tensor": 2}),
+        ("moe", {"data": 2, "expert": 2}, {"tensor": 2}),
+        ("moe", {"data": 2}, {"data": 2, "expert": 2}),
+    ],
+    ids=["data2-one", "tensor2-data2", "one-tensor2", "expert2-tensor2", "data2-expert2"],
+)
+def test_another_layout_goes_on_with_the_same_weights_and_moments(
+    model: str,
+    before: dict[str, int],
+    after: dict[str, int],
+    models: dict[str, str],
+    rank_pools: Mapping[int, RankPool],
+    tmp_path: Path,
+) -> None:
+    expected = _in_layout(rank_pools, _write, before, models[model], str(tmp_path))
+
+    actual = _in_layout(rank_pools, _read, after, models[model], str(tmp_path))
+
+    for name, tensor in expected["saved"].items():
+        assert actual["loaded"][name].equal(tensor), name
+        torch.testing.assert_close(actual["weights"][name], expected["weights"][name], rtol=1e-4, atol=1e-6)
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-4, abs=1e-6)
+
+
+def _load_folder(rank: int, world_size: int, parallel: dict[str, int], folder: str) -> dict[str, Any]:
+    """What the folder gives when each rank reads its own parts."""
+    engine = _engine(rank, world_size, parallel, folder, sharded_load=True)
+    return {"weights": weights(engine), "logprobs": engine.forward_logprobs(random_batch())}
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("model", "parallel"), [("dense", {"tensor": 2}), ("moe", {"data": 2, "expert": 2})], ids=["tensor", "expert"]
+)
+def test_an_exported_folder_has_the_weights_of_the_layout_and_is_read_in_parts(
+    model: str, parallel: dict[str, int], models: dict[str, str], rank_pools: Mapping[int, RankPool], tmp_path: Path
+) -> None:
+    written = _in_layout(rank_pools, _write, parallel, models[model], str(tmp_path))
+    folder = str(tmp_path / "export")
+
+    alone = make_engine(Path(folder))
+    parts = _in_layout(rank_pools, _load_folder, parallel, folder)
+
+    for name, tensor in written["saved"].items():
+        assert weights(alone)[name].equal(tensor), name
+        assert parts["weights"][name].equal(tensor), name
+    np.testing.assert_allclose(parts["logprobs"], alone.forward_logprobs(random_batch()), rtol=1e-4, atol=1e-5)
