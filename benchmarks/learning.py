@@ -12,15 +12,25 @@ from quickstart_study import TARGET, Row, RowKey, Study
 
 from rayrl.config.presets import PRESETS
 
-SETTINGS: dict[str, tuple[str, ...]] = {}
+ON_POLICY = ("driver.minibatches=1", "driver.max_staleness=0", "training.optimizer.lr=2.0e-4")
+SETTINGS: dict[str, tuple[str, ...]] = {
+    # Without a ratio there is nothing that holds a second step on the same samples: one step, on fresh samples.
+    "gpg": ON_POLICY,
+    "opo": ON_POLICY,
+    # Their trust regions are around the policy that sampled.
+    "dppo": ("algorithm.proximal=sampler",),
+    "m2po": ("algorithm.proximal=sampler",),
+}
 """What a preset sets beyond the recipe of the quickstart, where the field's practice differs."""
+STEPS = {"dapo": 60}
+"""Shorter budgets: with groups without signal replaced, a late step samples hundreds of groups to find its 32."""
 EVERY = 20
 
 
 def key(preset: str, seed: int, steps: int, extra: tuple[str, ...] = ()) -> RowKey:
     """Return the row of a preset."""
     overrides = (f"algorithm.preset={preset}", f"evaluation.every={EVERY}", *SETTINGS.get(preset, ()), *extra)
-    return RowKey(name=preset, seed=seed, steps=steps, overrides=overrides)
+    return RowKey(name=preset, seed=seed, steps=min(steps, STEPS.get(preset, steps)), overrides=overrides)
 
 
 def table(rows: list[Row]) -> str:
@@ -44,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", default=",".join(PRESETS), help="names, by comma; all by default")
     parser.add_argument("--seeds", default="1", help="run.seed of each row, by comma")
-    parser.add_argument("--steps", type=int, default=100, help="training steps of a row: the budget")
+    parser.add_argument("--steps", type=int, default=150, help="training steps of a row: the budget")
     parser.add_argument("--set", action="append", default=[], help="a further override, for all rows")
     parser.add_argument("--folder", type=Path, default=Path("runs/study"), help="warm start and results")
     parser.add_argument("--table", action="store_true", help="print what is measured and run nothing")

@@ -29,6 +29,7 @@ TARGET = 0.85
 COMMON = (
     "driver.groups_per_step=32",
     "driver.minibatches=4",
+    "driver.deadlines.start_s=1800",
     "checkpoint.at_end=false",
     "checkpoint.export_hf=false",
     "tracking.rollout_log=false",

@@ -33,12 +33,24 @@ def mismatch_sums(
         }
 
 
+def mismatch_maxima(trainer_logprobs: Tensor, sampler_logprobs: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
+    """Return `mismatch/max_ratio` and `mismatch/max_abs_logprob_diff` over the live tokens, 0 for an empty mask."""
+    with torch.no_grad():
+        mask = as_bool(loss_mask)
+        logs = log_ratio(trainer_logprobs, sampler_logprobs, mask)
+        if logs.numel() == 0:
+            nothing = logs.new_zeros(())
+            return {"mismatch/max_ratio": nothing, "mismatch/max_abs_logprob_diff": nothing}
+        return {
+            "mismatch/max_ratio": torch.where(mask, exp_ratio(logs), 0.0).max(),
+            "mismatch/max_abs_logprob_diff": logs.abs().max(),
+        }
+
+
 def mismatch_metrics(
     trainer_logprobs: Tensor, sampler_logprobs: Tensor, loss_mask: Tensor, low: float = 0.5, high: float = 2.0
 ) -> dict[str, Tensor]:
-    """Return 0-dim means over live tokens of `mismatch_sums`, and the largest ratio and logprob difference.
-
-    Adds `mismatch/max_ratio` and `mismatch/max_abs_logprob_diff`. All are 0 for an empty mask.
+    """Return 0-dim means over live tokens of `mismatch_sums`, and `mismatch_maxima`. All are 0 for an empty mask.
 
     Args:
         trainer_logprobs: [N, T] of the sampled tokens, recomputed by the trainer.
@@ -46,15 +58,8 @@ def mismatch_metrics(
         loss_mask: [N, T] int or bool.
         low, high: the bounds that `out_of_bounds` counts against.
     """
-    with torch.no_grad():
-        mask = as_bool(loss_mask)
-        num_tokens = mask.sum().clamp(min=1)
-        sums = mismatch_sums(trainer_logprobs, sampler_logprobs, mask, low, high)
-        metrics = {name: value / num_tokens for name, value in sums.items()}
-        logs = log_ratio(trainer_logprobs, sampler_logprobs, mask)
-        if logs.numel() == 0:
-            nothing = logs.new_zeros(())
-            return metrics | {"mismatch/max_ratio": nothing, "mismatch/max_abs_logprob_diff": nothing}
-        metrics["mismatch/max_ratio"] = torch.where(mask, exp_ratio(logs), 0.0).max()
-        metrics["mismatch/max_abs_logprob_diff"] = logs.abs().max()
-        return metrics
+    mask = as_bool(loss_mask)
+    num_tokens = mask.sum().clamp(min=1)
+    sums = mismatch_sums(trainer_logprobs, sampler_logprobs, mask, low, high)
+    means = {name: value / num_tokens for name, value in sums.items()}
+    return means | mismatch_maxima(trainer_logprobs, sampler_logprobs, mask)

@@ -1,4 +1,4 @@
-"""The whole policy loss of a micro-batch: surrogate, importance weights, KL, entropy, and the sums to log.
+"""The whole policy loss of a micro-batch: surrogate, importance weights, KL, entropy, and the metrics to log.
 
     token loss = w(proximal / sampler) * objective(policy / proximal, A) + kl_coef * KL - entropy_coef * entropy
 
@@ -14,10 +14,11 @@ from torch import Tensor
 from rayrl.algorithms.importance import ImportanceMode, importance_weights
 from rayrl.algorithms.kl import KlForm, kl_estimate
 from rayrl.algorithms.masking import as_bool, live, live_advantages
-from rayrl.algorithms.mismatch import mismatch_sums
+from rayrl.algorithms.mismatch import mismatch_maxima, mismatch_sums
+from rayrl.algorithms.nonfinite import nonfinite_report
 from rayrl.algorithms.ratio import RatioLevel, exp_ratio, log_ratio, reduce_log_ratio
 from rayrl.algorithms.signature import select_arguments
-from rayrl.algorithms.tables import OBJECTIVES, RATIO_LEVELS
+from rayrl.algorithms.tables import OBJECTIVES, RATIO_LEVELS, SELECTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,9 @@ class LossInputs:
     """[N, T] under the policy at the centre of the clip: the trainer's before the step, or the sampler's."""
     sampler_logprobs: Tensor
     """[N, T] as the engine reported them when it sampled."""
+    trainer_logprobs: Tensor | None = None
+    """[N, T] under the trainer's policy, which the gap to the sampler is measured from; None: the proximal ones are.
+    To be given where those are the sampler's own, or interpolated."""
     ref_logprobs: Tensor | None = None
     """[N, T] under the reference; needed when `kl_coef` is not 0."""
     entropy: Tensor | None = None
@@ -38,6 +42,9 @@ class LossInputs:
     """[N, T], or [N, 1] for one per trajectory."""
     loss_mask: Tensor
     """[N, T] int or bool: 1 for sampled tokens that carry loss."""
+    held_back: Tensor | None = None
+    """[N, T] int or bool: tokens that an objective of `SELECTIONS` treats apart, chosen by `select_tokens` over the
+    whole optimizer step; None: the objective chooses among the tokens given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +95,11 @@ class ObjectiveSettings:
 
 
 def policy_loss(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return per-token losses [N, T], 0 where the mask is 0, and 0-dim sums over the live tokens.
+    """Return per-token losses [N, T], 0 where the mask is 0, and 0-dim metrics of the live tokens.
 
-    Every metric is a sum (`num_tokens` is their number), so that micro-batches and ranks add up; `mean_metrics`
-    divides at the end. Metrics carry no gradient and cause no transfer from the device.
+    Metrics are sums (`num_tokens` is their number) and maxima (`section/max_what`), so that micro-batches and ranks add
+    up by `add_metrics`; `mean_metrics` divides at the end. They carry no gradient and cause no transfer from the
+    device. `nonfinite/NAME` counts NaN and inf of each input in live positions.
 
     Raises:
         ValueError: a coefficient is not 0 and its input is None.
@@ -103,6 +111,7 @@ def policy_loss(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor
         "old_logprobs": inputs.proximal_logprobs,
         "advantages": inputs.advantages,
         "loss_mask": mask,
+        "held_back": inputs.held_back,
     }
     objective = OBJECTIVES[settings.objective]
     surrogate = objective(**select_arguments(objective, arguments))
@@ -133,13 +142,29 @@ def policy_loss(inputs: LossInputs, settings: ObjectiveSettings) -> tuple[Tensor
     return losses, metrics
 
 
-def mean_metrics(sums: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the sums of `policy_loss`, added over micro-batches and ranks, as means per live token.
+def select_tokens(
+    inputs: LossInputs, settings: ObjectiveSettings, generator: torch.Generator | None = None
+) -> Tensor | None:
+    """Return `LossInputs.held_back` for the inputs of a whole optimizer step, [N, T] bool; None if nothing is chosen.
 
-    `num_tokens` stays a count. All are 0 when no token is live.
+    Micro-batches that carry their part of it give the gradient of the whole batch, however it is cut.
+
+    Args:
+        inputs: logprobs of the policy as it is before this optimizer step; no gradient is needed.
+        generator: source of the choice of `clip_cov`, on the device of the mask.
     """
-    num_tokens = sums["num_tokens"].clamp(min=1)
-    return {name: value if name == "num_tokens" else value / num_tokens for name, value in sums.items()}
+    selection = SELECTIONS.get(settings.objective)
+    if selection is None:
+        return None
+    arguments: dict[str, Any] = {
+        **asdict(settings),
+        "logprobs": inputs.logprobs.detach(),
+        "old_logprobs": inputs.proximal_logprobs,
+        "advantages": inputs.advantages,
+        "loss_mask": as_bool(inputs.loss_mask),
+        "generator": generator,
+    }
+    return selection(**select_arguments(selection, arguments))
 
 
 def _weights(inputs: LossInputs, settings: ObjectiveSettings, mask: Tensor) -> Tensor:
@@ -170,7 +195,7 @@ def _weights(inputs: LossInputs, settings: ObjectiveSettings, mask: Tensor) -> T
 
 
 def _metrics(inputs: LossInputs, settings: ObjectiveSettings, mask: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Return sums over live tokens that every objective shares."""
+    """Return metrics of the live tokens that every objective shares."""
     with torch.no_grad():
         logs = log_ratio(inputs.logprobs, inputs.proximal_logprobs, mask)
         ratio = exp_ratio(logs)
@@ -190,5 +215,18 @@ def _metrics(inputs: LossInputs, settings: ObjectiveSettings, mask: Tensor, weig
             "importance/weight": weights.sum(),
             "importance/zero": (mask & (weights == 0)).sum().to(logs.dtype),
         }
-        metrics |= mismatch_sums(inputs.proximal_logprobs, inputs.sampler_logprobs, mask)
-        return metrics
+        if inputs.held_back is not None:
+            metrics["policy/held_back"] = (mask & as_bool(inputs.held_back)).sum().to(logs.dtype)
+        trainer = inputs.proximal_logprobs if inputs.trainer_logprobs is None else inputs.trainer_logprobs
+        metrics |= mismatch_sums(trainer, inputs.sampler_logprobs, mask)
+        metrics |= mismatch_maxima(trainer, inputs.sampler_logprobs, mask)
+        counts = nonfinite_report(
+            mask,
+            logprobs=inputs.logprobs,
+            proximal_logprobs=inputs.proximal_logprobs,
+            sampler_logprobs=inputs.sampler_logprobs,
+            ref_logprobs=inputs.ref_logprobs,
+            entropy=inputs.entropy,
+            advantages=inputs.advantages,
+        )
+        return metrics | {f"nonfinite/{name}": count.to(logs.dtype) for name, count in counts.items()}

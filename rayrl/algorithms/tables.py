@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from rayrl.algorithms.cispo import cispo_loss
-from rayrl.algorithms.covariance import clip_cov_loss, kl_cov_loss
+from rayrl.algorithms.covariance import clip_cov_held_back, clip_cov_loss, kl_cov_held_back, kl_cov_loss
 from rayrl.algorithms.distillation import distillation_advantages
 from rayrl.algorithms.dppo import dppo_loss
 from rayrl.algorithms.dr_grpo import dr_grpo_advantages
@@ -14,7 +14,7 @@ from rayrl.algorithms.gmpo import gmpo_loss
 from rayrl.algorithms.gpg import gpg_advantages
 from rayrl.algorithms.grpo import grpo_advantages
 from rayrl.algorithms.gspo import gspo_loss
-from rayrl.algorithms.m2po import m2po_loss
+from rayrl.algorithms.m2po import m2po_held_back, m2po_loss
 from rayrl.algorithms.maxrl import maxrl_advantages
 from rayrl.algorithms.opo import opo_advantages
 from rayrl.algorithms.pass_at_k import pass_at_k_advantages
@@ -56,7 +56,14 @@ OBJECTIVES: Mapping[str, Callable[..., Tensor]] = {
     "kl_cov": kl_cov_loss,
 }
 """From advantages to per-token losses [N, T]. Each takes by name what it needs of `logprobs`, `old_logprobs`,
-`advantages`, `loss_mask` and the fields of `ObjectiveSettings`."""
+`advantages`, `loss_mask`, `held_back` and the fields of `ObjectiveSettings`."""
+
+SELECTIONS: Mapping[str, Callable[..., Tensor]] = {
+    "m2po": m2po_held_back,
+    "clip_cov": clip_cov_held_back,
+    "kl_cov": kl_cov_held_back,
+}
+"""Of the objectives that treat some tokens apart: which, [N, T] bool, chosen over all tokens of an optimizer step."""
 
 RATIO_LEVELS: Mapping[str, RatioLevel] = {"gspo": "geometric"}
 """At which level an objective clips its ratio, for the metrics; `token` for those that are not here."""

@@ -21,22 +21,6 @@ def rewards_to_tokens(rewards: Tensor, loss_mask: Tensor, kl: Tensor | None = No
     return values if kl is None else values - kl_coef * live(kl.detach(), mask)
 
 
-def adaptive_kl_coef(coef: float, observed_kl: float, target: float, num_samples: int, horizon: int) -> float:
-    """Return the next KL coefficient: larger when the observed KL is above the target, smaller when below.
-
-        coef * (1 + clip(observed / target - 1, -0.2, 0.2) * num_samples / horizon)
-
-    Source: Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
-
-    Args:
-        num_samples: trajectories since the last change.
-        horizon: trajectories over which the coefficient may change by 20 %.
-    """
-    if target <= 0 or horizon <= 0:
-        raise ValueError(f"target and horizon: {target} and {horizon} must be positive")
-    return coef * (1 + min(max(observed_kl / target - 1, -0.2), 0.2) * num_samples / horizon)
-
-
 def overlong_penalty(lengths: Tensor, max_tokens: int, buffer_tokens: int, penalty: float = 1.0) -> Tensor:
     """Return what to add to the rewards [N]: 0 up to `max_tokens - buffer_tokens`, then linear to `-penalty`.
 

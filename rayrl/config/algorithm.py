@@ -1,16 +1,19 @@
 """The objective: advantages, clipping, corrections, KL. A preset is a name for plain fields."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rayrl.config.base import Section
+from rayrl.config.kl import KLConfig
 from rayrl.config.presets import PRESETS
+from rayrl.config.shaping import ShapingConfig
 
 AdvantageName = Literal[
     "grpo", "dr_grpo", "rloo", "maxrl", "opo", "gpg", "pass_at_k", "reinforce_pp", "reinforce_pp_baseline"
 ]
 ObjectiveName = Literal["ppo_clip", "gspo", "cispo", "sapo", "reinforce", "gmpo", "dppo", "m2po", "clip_cov", "kl_cov"]
+ProximalName = Literal["recompute", "loglinear", "sampler"]
 PresetName = Literal[
     "grpo",
     "dr_grpo",
@@ -32,13 +35,8 @@ PresetName = Literal[
 ]
 
 
-class KLConfig(Section):
-    """Penalty for leaving the reference policy (the initial model)."""
-
-    coef: float = Field(default=0.0, ge=0)
-    """Factor of the KL term in the loss; 0 loads no reference model."""
-    form: Literal["k1", "k2", "k3", "abs"] = "k3"
-    """Estimator, as in Schulman's note on approximating KL."""
+READ_TOKEN_REWARDS = ("reinforce_pp",)
+"""Advantages that are computed from one reward per token; the others read one per trajectory."""
 
 
 class ImportanceConfig(Section):
@@ -65,29 +63,6 @@ class RejectionConfig(Section):
     """Upper bound; none when empty."""
 
 
-class ShapingConfig(Section):
-    """What becomes of rewards and groups before they are trained on."""
-
-    drop_groups_without_signal: bool = False
-    """Dynamic sampling: groups whose rewards are all equal are filtered, and others sampled in their place."""
-    max_filtered_groups: int = Field(default=1024, gt=0)
-    """Groups filtered in a row, after which the run stops: the task is too easy or too hard."""
-    filter: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
-    """`module:function` from a `GroupSummary` to True (train on it) or False (filter it); runs in the driver."""
-    mask_truncated: bool = False
-    """Completions that ended by length carry no loss; their rewards still count in the baseline."""
-    overlong_buffer: int = Field(default=0, ge=0)
-    """Soft length limit: the last this many tokens below max_new_tokens cost up to `overlong_penalty`; 0 is off."""
-    overlong_penalty: float = Field(default=1.0, ge=0)
-    """Taken off the reward of a completion of full length."""
-    length_penalty: float = Field(default=0.0, ge=0)
-    """Taken off the reward per sampled token, as a share of max_new_tokens."""
-    reward_scale: float = Field(default=1.0, gt=0)
-    """Factor of rewards, after penalties."""
-    reward_clip: tuple[float, float] | None = None
-    """Bounds of rewards, after scaling; none when empty."""
-
-
 class AlgorithmConfig(Section):
     """A preset fills the fields that are not given; `rayrl check` prints the result."""
 
@@ -107,12 +82,13 @@ class AlgorithmConfig(Section):
     """The ratio is clipped above at 1 + clip_high."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Upper bound of the loss for negative advantages, as a factor; none when empty."""
-    proximal: Literal["recompute", "sampler"] = "recompute"
-    """Centre of the clip: the trainer's policy before the step (decoupled PPO), or the policy that sampled (PPO)."""
+    proximal: ProximalName = "recompute"
+    """Centre of the clip: the trainer's policy before the step (decoupled PPO); an interpolation between sampler and
+    policy by the age of the token, without a forward pass; or the policy that sampled (PPO)."""
     importance: ImportanceConfig = ImportanceConfig()
-    """Correction between sampler and proximal policy; used when proximal is `recompute`."""
+    """Correction between sampler and proximal policy; not used when proximal is `sampler`."""
     rejection: RejectionConfig = RejectionConfig()
-    """A stage in front of that correction; used when proximal is `recompute`."""
+    """A stage in front of that correction; not used when proximal is `sampler`."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
         "token_mean"
     )
@@ -147,6 +123,19 @@ class AlgorithmConfig(Section):
     """`clip_cov`: upper end."""
     cov_kl_coef: float = Field(default=1.0, ge=0)
     """`kl_cov`: factor of the penalty on the chosen tokens."""
+
+    @model_validator(mode="after")
+    def _check_kl(self) -> Self:
+        if self.kl.place == "reward" and self.kl.level == "token" and self.advantage not in READ_TOKEN_REWARDS:
+            raise ValueError(
+                f"kl.level='token' puts the penalty into rewards per token, which advantage={self.advantage!r} does "
+                f"not read; set kl.level='sequence', or an advantage of {', '.join(READ_TOKEN_REWARDS)}"
+            )
+        if self.kl.adaptive is not None and self.kl.coef == 0:
+            raise ValueError("kl.adaptive needs a kl.coef above 0 to start from")
+        if self.kl.refresh_every > 0 and self.kl.coef == 0:
+            raise ValueError(f"kl.refresh_every={self.kl.refresh_every} has no reference: kl.coef is 0")
+        return self
 
     @model_validator(mode="before")
     @classmethod

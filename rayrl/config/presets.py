@@ -61,7 +61,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Clip and KL penalty on the tokens of highest covariance, against the collapse of entropy.
     "clip_cov": {"advantage": "grpo", "objective": "clip_cov", "clip_low": 0.2, "clip_high": 0.2},
     "kl_cov": {"advantage": "grpo", "objective": "kl_cov"},
-    # A trust region by divergence mask, and by the second moment of the log ratio.
-    "dppo": {"advantage": "grpo", "objective": "dppo"},
-    "m2po": {"advantage": "grpo", "objective": "m2po"},
+    # A trust region by divergence mask, and by the second moment of the log ratio: both around the sampling policy.
+    "dppo": {"advantage": "grpo", "objective": "dppo", "proximal": "sampler"},
+    "m2po": {"advantage": "grpo", "objective": "m2po", "proximal": "sampler"},
 }

@@ -21,6 +21,7 @@ from rayrl.driver.evaluator import Evaluator
 from rayrl.driver.fleet import Fleet
 from rayrl.driver.grace import within_grace
 from rayrl.driver.group_buffer import GroupBuffer
+from rayrl.driver.kl_coef import first_kl_coef
 from rayrl.driver.outcomes import OutcomeLog
 from rayrl.driver.progress import Progress
 from rayrl.driver.publisher import Publisher
@@ -83,11 +84,9 @@ class Assembly:
     ) -> "Assembly":
         assert fleet.inference is not None
         source = load_source(config.dataset)
-        stream = PromptStream(
-            source, seed=config.run.seed, shuffle=config.dataset.shuffle, max_epochs=config.dataset.epochs
-        )
+        stream = PromptStream(source, seed=config.run.seed, shuffle=config.dataset.shuffle)
         outcomes = OutcomeLog(stream=stream, ledger=ledger)
-        progress = Progress()
+        progress = Progress(kl_coef=first_kl_coef(config.algorithm.kl))
         buffer = GroupBuffer()
         publisher = Publisher(config=config, train=fleet.train, inference=fleet.inference)
         evaluator = Evaluator(config=config, workers=fleet.rollout)
@@ -143,7 +142,16 @@ class Assembly:
             checkpointer=checkpointer,
             rollout_loop=rollout_loop,
             train_loop=train_loop,
-            watchdog=_watch(config, fleet, folder, ledger, train_loop, rollout_loop, buffer, progress),
+            watchdog=Watchdog(
+                config=config,
+                progress=progress,
+                buffer=buffer,
+                phase=lambda: train_loop.phase,
+                rollout_loop=rollout_loop,
+                groups=fleet.groups,
+                ledger=ledger,
+                logs=folder.logs,
+            ),
         )
 
     async def run(self, checkpoint: Checkpoint | None) -> RunResult:
@@ -258,28 +266,6 @@ def _supervise(
     rollout_loop.on_fault = supervisor.report
     supervisor.on_node_lost = rollout_loop.lose_node
     return supervisor
-
-
-def _watch(
-    config: RunConfig,
-    fleet: Fleet,
-    folder: RunFolder,
-    ledger: Ledger,
-    train_loop: TrainLoop,
-    rollout_loop: RolloutLoop,
-    buffer: GroupBuffer,
-    progress: Progress,
-) -> Watchdog:
-    return Watchdog(
-        config=config,
-        progress=progress,
-        buffer=buffer,
-        phase=lambda: train_loop.phase,
-        rollout_loop=rollout_loop,
-        groups=fleet.groups,
-        ledger=ledger,
-        logs=folder.logs,
-    )
 
 
 def summary_metrics(history: TrainHistory) -> Mapping[str, float]:

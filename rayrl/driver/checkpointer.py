@@ -24,6 +24,7 @@ from rayrl.config.run import RunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.driver.checkpoint_writer import GROUPS_FILE, TRAIN_FOLDER, CheckpointWriter
 from rayrl.driver.group_buffer import BufferedGroup, GroupBuffer
+from rayrl.driver.kl_coef import STATE_KEY, first_kl_coef, restored_kl_coef
 from rayrl.driver.progress import Progress
 from rayrl.errors import CheckpointError, RayrlError
 from rayrl.infra.actor_group import ActorGroup
@@ -167,6 +168,7 @@ class Checkpointer:
         self._stream.restore(self._first_stream_state, held=[group.summary.prompt_id for group in held])
         self._ledger.rewind_to(0, min_position=0)
         self._progress.restore(step=0, version=0, consumed=0, outstanding=len(held))
+        self._progress.kl_coef = first_kl_coef(self._config.algorithm.kl)
         self._store.forget_scores()
         self.saved_step, self._is_put_off = None, False
 
@@ -196,6 +198,7 @@ class Checkpointer:
         self._progress.restore(
             step=state.step, version=state.version, consumed=state.consumed, outstanding=len(held) + len(added)
         )
+        self._progress.kl_coef = restored_kl_coef(self._config.algorithm.kl, state.extra)
         self._store.forget_scores()
         self._newest, self.saved_step, self._is_put_off = checkpoint.path, state.step, False
 
@@ -213,7 +216,7 @@ class Checkpointer:
             ledger_position=self._ledger.position,
             config_digest=self._config_digest,
             run_id=self._run_id,
-            extra={"ledger_head": self._ledger.head, "model": self._model},
+            extra={"ledger_head": self._ledger.head, "model": self._model, STATE_KEY: self._progress.kl_coef},
         )
 
     async def _finish(self, pending: PendingCheckpoint, state: RunState, groups: Sequence[BufferedGroup]) -> None:

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable
 
-from rayrl.config.algorithm import ShapingConfig
+from rayrl.config.shaping import ShapingConfig
 from rayrl.errors import ConfigError
 from rayrl.types.trajectory import GroupSummary
 from rayrl.utils.module_path import load_attribute

@@ -17,7 +17,15 @@ class ProgressSnapshot:
 class Progress:
     """Steps, version and slots. Every change wakes the rollout loop, which may then have capacity."""
 
-    def __init__(self, *, step: int = 0, version: int = 0, consumed: int = 0, outstanding: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        step: int = 0,
+        version: int = 0,
+        consumed: int = 0,
+        outstanding: int = 0,
+        kl_coef: float | None = None,
+    ) -> None:
         self.step = step
         """Training steps that have finished."""
         self.version = version
@@ -26,6 +34,8 @@ class Progress:
         """Groups in finished training steps that changed the weights."""
         self.outstanding = outstanding
         """Groups that hold a slot."""
+        self.kl_coef = kl_coef
+        """Coefficient of the KL penalty in the next step, where it adapts; None where it is fixed."""
         self.changed = asyncio.Event()
 
     def admit(self) -> None:

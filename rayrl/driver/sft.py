@@ -72,12 +72,7 @@ class SFTRun:
 
     async def _train(self, fleet: Fleet, folder: RunFolder, tracker: Tracker, stop: StopSignal) -> RunResult:
         config = self._config
-        stream = PromptStream(
-            load_source(config.dataset),
-            seed=config.run.seed,
-            shuffle=config.dataset.shuffle,
-            max_epochs=config.dataset.epochs,
-        )
+        stream = PromptStream(load_source(config.dataset), seed=config.run.seed, shuffle=config.dataset.shuffle)
         stop.begin()
         losses: list[float] = []
         metrics: dict[str, float] = {}

@@ -26,6 +26,7 @@ from rayrl.driver.checkpointer import Checkpointer
 from rayrl.driver.evaluator import Evaluator
 from rayrl.driver.failure_budget import FailureBudget
 from rayrl.driver.group_buffer import GroupBuffer
+from rayrl.driver.kl_coef import next_kl_coef
 from rayrl.driver.outcomes import OutcomeLog
 from rayrl.driver.progress import Progress
 from rayrl.driver.publisher import PublicationRecord, Publisher
@@ -191,6 +192,9 @@ class TrainLoop:
             if not result.skipped:
                 record = await self._publish(self._progress.version + 1, step, times)
                 self._outcomes.train(summaries, step=step, version=record.version, detail=detail)
+                self._progress.kl_coef = next_kl_coef(
+                    self._config.algorithm.kl, self._progress.kl_coef, result.metrics, self._config.samples_per_step
+                )
         if result.skipped:
             reason = result.reason or "not finite"
             self._outcomes.filter(summaries, step=step, version=self._progress.version, reason=reason, detail=detail)
@@ -235,6 +239,7 @@ class TrainLoop:
             min_version=oldest_allowed_version(
                 version=self._progress.version, max_staleness=driver.max_staleness, on_stale=driver.on_stale
             ),
+            kl_coef=self._progress.kl_coef,
         )
         if plan.num_kept_stale:
             _LOGGER.warning(

@@ -50,6 +50,10 @@ class TrainBatch:
     """[sum T] of the critic before this step, for the state in which the token was sampled; None without a critic."""
     returns: FloatArray | None = None
     """[sum T] what the critic has to learn; None without a critic."""
+    token_penalties: FloatArray | None = None
+    """[sum T] taken off the reward of each token, for advantages that read rewards per token; None: nothing."""
+    held_back: npt.NDArray[np.uint8] | None = None
+    """[sum T] 1 for tokens that the objective treats apart in this optimizer step; None if none were chosen."""
 
     @property
     def num_trajectories(self) -> int:
@@ -160,6 +164,8 @@ def select(batch: TrainBatch, indices: IntArray) -> TrainBatch:
         ref_logprobs=_pick(batch.ref_logprobs, flat),
         values=_pick(batch.values, flat),
         returns=_pick(batch.returns, flat),
+        token_penalties=_pick(batch.token_penalties, flat),
+        held_back=None if batch.held_back is None else batch.held_back[flat],
     )
 
 

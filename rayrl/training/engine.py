@@ -54,7 +54,7 @@ class StepResult:
     lr: float
     """Learning rate of the step."""
     sums: Mapping[str, float]
-    """What the loss function logs, summed over all tokens of the step; `num_tokens` is their number."""
+    """What the loss function logs, over all tokens of the step: sums, `num_tokens` is their number, and maxima."""
     num_processed_tokens: int
     """Tokens of all forward passes of the step, over all ranks, padding included."""
 
@@ -88,6 +88,10 @@ class TrainEngine(Protocol):
 
     def gradients(self, batch: TrainBatch, loss_fn: LossFunction) -> "dict[str, Tensor]":
         """Return the whole gradient of a step by weight name, before clipping, without making the step."""
+        ...
+
+    def refresh_reference(self) -> None:
+        """Make the policy as it is now the reference policy; part of what `save` writes from then on."""
         ...
 
     def forward_values(self, batch: TrainBatch) -> FloatArray:

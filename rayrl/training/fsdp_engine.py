@@ -19,7 +19,7 @@ from rayrl.training.build import BuiltPolicy, build_policy
 from rayrl.training.collate import MicroBatch, collate, micro_shape
 from rayrl.training.engine import EngineStatus, StepResult, TrainEngineSettings
 from rayrl.training.expert_parallel import TokenCapacity
-from rayrl.training.forward import attention_cost, loss_view, not_finite, skipped_step
+from rayrl.training.forward import StepTotals, attention_cost, loss_view, not_finite, skipped_step
 from rayrl.training.gradients import clip, total_norm
 from rayrl.training.layout import make_layout
 from rayrl.training.logprobs import HeadSettings
@@ -65,6 +65,8 @@ class FsdpEngine:
         self._weights = weights_of(self._policy)
         self._optimizer = make_optimizer(self._weights.items(), training.optimizer)
         self._optimizer_steps = 0
+        self._reference_moved = False
+        """Whether the reference is another policy than the one of the model folder."""
         self._saver = state.StateSaver()
 
     def train_step(self, batch: TrainBatch, loss_fn: LossFunction) -> StepResult:
@@ -74,25 +76,19 @@ class FsdpEngine:
         if counts.sum() == 0:
             return skipped_step("no token of the step carries loss", lr=lr)
         denominator = loss_fn.denominator(counts)
-        loss = torch.zeros((), device=self._device)
-        sums: dict[str, Tensor] = {}
-        processed = 0
+        totals = StepTotals(self._device)
         for micro in self._micro_batches(batch):
             view = self._view(micro, batch, loss_fn.needs_entropy)
             share, parts = loss_fn(view, denominator)
             share.backward()
-            loss += share.detach()
-            for name, value in parts.items():
-                sums[name] = sums[name] + value if name in sums else value
-            processed += micro.input_ids.numel()
+            totals.add(share, parts, micro.input_ids.numel())
         self._finish_gradients()
-        names = list(sums)
         norm = total_norm(self._weights.values(), self._world_size)
-        values = torch.stack([loss, loss.new_tensor(float(processed)), *(sums[name].float() for name in names)])
-        self._layout.sum_over_batch(values)
-        loss_value, num_processed, *sum_values, norm_value = torch.cat([values, norm[None]]).tolist()
-        named = dict(zip(names, sum_values, strict=True))
-        reason = not_finite(loss_value, norm_value, named)
+        sums, maxima = totals.vectors()
+        self._layout.sum_over_batch(sums)
+        self._layout.max_over_batch(maxima)
+        reading = totals.read(sums, maxima, norm)
+        reason = not_finite(reading.loss, reading.norm, reading.metrics)
         if reason is None:
             self._update(lr, norm)
         else:
@@ -101,11 +97,11 @@ class FsdpEngine:
         return StepResult(
             skipped=reason is not None,
             reason=reason,
-            loss=loss_value,
-            grad_norm=norm_value,
+            loss=reading.loss,
+            grad_norm=reading.norm,
             lr=lr,
-            sums=named,
-            num_processed_tokens=int(num_processed),
+            sums=reading.metrics,
+            num_processed_tokens=reading.num_processed,
         )
 
     def forward_logprobs(self, batch: TrainBatch, *, reference: bool = False) -> FloatArray:
@@ -114,6 +110,14 @@ class FsdpEngine:
         assert model is not None, "the engine was made without a reference policy"
         assert self._head_kind == "policy", "a scalar head has no logprobs"
         return self._forward_tokens(model, batch)
+
+    def refresh_reference(self) -> None:
+        """See `TrainEngine`."""
+        assert self._reference is not None, "the engine was made without a reference policy"
+        with torch.no_grad():
+            for name, weight in weights_of(self._reference).items():
+                weight.copy_(self._weights[name])
+        self._reference_moved = True
 
     def forward_values(self, batch: TrainBatch) -> FloatArray:
         """See `TrainEngine`."""
@@ -157,7 +161,9 @@ class FsdpEngine:
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """See `TrainEngine`."""
-        return self._saver.begin(folder, self._weights, self._optimizer, self._optimizer_steps)
+        moved = self._reference if self._reference_moved else None
+        reference = None if moved is None else weights_of(moved)
+        return self._saver.begin(folder, self._weights, self._optimizer, self._optimizer_steps, reference)
 
     def save(self, folder: Path) -> None:
         """See `TrainEngine`."""
@@ -165,7 +171,12 @@ class FsdpEngine:
 
     def load(self, folder: Path) -> None:
         """See `TrainEngine`."""
-        self._optimizer_steps = state.load_state(folder, self._weights, self._optimizer)
+        is_there = self._reference is not None and state.holds_reference(folder)
+        if self._reference_moved and not is_there:
+            self._reference = self._build().model.requires_grad_(False)
+        reference = weights_of(self._reference) if is_there and self._reference is not None else None
+        self._optimizer_steps = state.load_state(folder, self._weights, self._optimizer, reference)
+        self._reference_moved = is_there
 
     def export_hf(self, folder: Path) -> None:
         """See `TrainEngine`. Rank 0 writes; an existing folder is replaced."""

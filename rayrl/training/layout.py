@@ -61,6 +61,11 @@ class Layout:
         if self.batch_mesh is not None and self.batch_mesh.size() > 1:
             dist.all_reduce(values, op=dist.ReduceOp.SUM, group=self.batch_mesh.get_group())
 
+    def max_over_batch(self, values: Tensor) -> None:
+        """Take the maximum over the same ranks, in place; nothing for an empty tensor."""
+        if values.numel() and self.batch_mesh is not None and self.batch_mesh.size() > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.batch_mesh.get_group())
+
 
 def make_layout(device: torch.device, parallel: ParallelConfig, rank: int, world_size: int) -> Layout:
     """Return the layout of a rank, on the default process group. EngineError if the axes do not multiply to its size.

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from rayrl.algorithms.advantage import AdvantageInputs, AdvantageSettings, compute_advantages
 from rayrl.algorithms.aggregation import AggregationMode, aggregate_loss
-from rayrl.algorithms.objective import LossInputs, ObjectiveSettings, policy_loss
+from rayrl.algorithms.objective import LossInputs, ObjectiveSettings, policy_loss, select_tokens
 from rayrl.algorithms.sft import sft_loss
-from rayrl.config.algorithm import AlgorithmConfig
+from rayrl.algorithms.staleness import loglinear_proximal
+from rayrl.algorithms.tables import SELECTIONS
+from rayrl.config.algorithm import AlgorithmConfig, ProximalName
 from rayrl.training.batch import FloatArray, IntArray, TrainBatch
-from rayrl.training.token_columns import columns_mask, to_flat
+from rayrl.training.token_columns import columns_mask, to_columns, to_flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,10 @@ class LossView:
     """[N, S] of the critic before this step, if there is one."""
     returns: Tensor | None = None
     """[N, S] what a critic has to learn."""
+    token_versions: Tensor | None = None
+    """[N, S] int64 version that sampled each token."""
+    held_back: Tensor | None = None
+    """[N, S] bool, tokens that the objective treats apart, chosen over the whole optimizer step; None if none were."""
 
 
 class LossFunction(Protocol):
@@ -56,19 +62,26 @@ class LossFunction(Protocol):
         ...
 
     def __call__(self, view: LossView, denominator: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the share of the micro-batch in the loss (0-dim), and 0-dim sums over tokens to log."""
+        """Return the share of the micro-batch in the loss (0-dim), and 0-dim metrics: sums over tokens, and maxima."""
         ...
 
 
 class PolicyLoss:
     """The objective of an `AlgorithmConfig`."""
 
-    def __init__(self, config: AlgorithmConfig, max_new_tokens: int) -> None:
+    def __init__(
+        self, config: AlgorithmConfig, max_new_tokens: int, *, version: int = 0, kl_coef: float | None = None
+    ) -> None:
+        """Args:
+        version: of the weights that the step starts from; ages of tokens are counted from it.
+        kl_coef: replaces the coefficient of the config, where it adapts.
+        """
         self.needs_entropy = config.entropy_coef != 0
         self._mode: AggregationMode = config.aggregation
         self._max_tokens = max_new_tokens
-        self._by_sampler = config.proximal == "sampler"
-        self._settings = objective_settings(config)
+        self._proximal: ProximalName = config.proximal
+        self._version = version
+        self._settings = objective_settings(config, kl_coef)
 
     def denominator(self, loss_counts: IntArray) -> float:
         """See `LossFunction`."""
@@ -77,25 +90,42 @@ class PolicyLoss:
     def __call__(self, view: LossView, denominator: float) -> tuple[Tensor, dict[str, Tensor]]:
         """See `LossFunction`."""
         assert view.advantages is not None, "a policy loss needs advantages"
-        if self._by_sampler:
+        token_losses, metrics = policy_loss(self.inputs(view), self._settings)
+        return aggregate_loss(token_losses, view.loss_mask, self._mode, self._max_tokens, denominator), metrics
+
+    def inputs(self, view: LossView) -> LossInputs:
+        """Return what the objective reads of a view: which policy is the proximal one is decided here."""
+        assert view.advantages is not None, "a policy loss needs advantages"
+        current = view.logprobs.detach()
+        if self._proximal == "sampler":
             proximal = view.sampler_logprobs
-        elif view.proximal_logprobs is not None:
-            proximal = view.proximal_logprobs
+        elif self._proximal == "loglinear":
+            assert view.token_versions is not None, "an interpolation by age needs the versions of tokens"
+            proximal = loglinear_proximal(
+                current, view.sampler_logprobs, view.token_versions, view.loss_mask, self._version
+            )
         else:
-            proximal = view.logprobs.detach()
-        token_losses, sums = policy_loss(
-            LossInputs(
-                logprobs=view.logprobs,
-                proximal_logprobs=proximal,
-                sampler_logprobs=view.sampler_logprobs,
-                ref_logprobs=view.ref_logprobs,
-                entropy=view.entropy,
-                advantages=view.advantages,
-                loss_mask=view.loss_mask,
-            ),
-            self._settings,
+            proximal = current if view.proximal_logprobs is None else view.proximal_logprobs
+        return LossInputs(
+            logprobs=view.logprobs,
+            proximal_logprobs=proximal,
+            sampler_logprobs=view.sampler_logprobs,
+            trainer_logprobs=None if self._proximal == "recompute" else current,
+            ref_logprobs=view.ref_logprobs,
+            entropy=view.entropy,
+            advantages=view.advantages,
+            loss_mask=view.loss_mask,
+            held_back=view.held_back,
         )
-        return aggregate_loss(token_losses, view.loss_mask, self._mode, self._max_tokens, denominator), sums
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether the objective treats some tokens apart, which are to be chosen over the whole optimizer step."""
+        return self._settings.objective in SELECTIONS
+
+    def choose_tokens(self, view: LossView, generator: torch.Generator | None = None) -> Tensor | None:
+        """Return `LossView.held_back` for a view of the whole optimizer step; None for objectives that choose none."""
+        return select_tokens(self.inputs(view), self._settings, generator)
 
 
 class SupervisedLoss:
@@ -114,9 +144,10 @@ class SupervisedLoss:
         return aggregate_loss(token_losses, view.loss_mask, "token_mean", denominator=denominator), sums
 
 
-def objective_settings(config: AlgorithmConfig) -> ObjectiveSettings:
+def objective_settings(config: AlgorithmConfig, kl_coef: float | None = None) -> ObjectiveSettings:
     """Return the numbers of `policy_loss` for a config; no importance weights where the sampler is the centre."""
     by_sampler = config.proximal == "sampler"
+    coef = config.kl.coef if kl_coef is None else kl_coef
     return ObjectiveSettings(
         objective=config.objective,
         clip_low=config.clip_low,
@@ -139,8 +170,10 @@ def objective_settings(config: AlgorithmConfig) -> ObjectiveSettings:
         rejection_level=None if by_sampler else config.rejection.level,
         rejection_low=config.rejection.low,
         rejection_high=config.rejection.high,
-        kl_coef=config.kl.coef,
+        kl_coef=coef if config.kl.place == "loss" else 0.0,
         kl_form=config.kl.form,
+        kl_clamp_log_ratio=config.kl.clamp_log_ratio,
+        kl_clamp_value=config.kl.clamp_value,
         entropy_coef=config.entropy_coef,
     )
 
@@ -152,6 +185,7 @@ def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> FloatArray:
             rewards=torch.from_numpy(batch.rewards.astype(np.float32)),
             group_ids=torch.from_numpy(batch.group_ids),
             loss_mask=columns_mask(batch),
+            kl=None if batch.token_penalties is None else to_columns(batch, batch.token_penalties),
         ),
         AdvantageSettings(
             advantage=config.advantage,
@@ -159,6 +193,7 @@ def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> FloatArray:
             eps=config.advantage_eps,
             k=config.pass_k,
             threshold=config.pass_threshold,
+            kl_coef=1.0,
         ),
     )
     return to_flat(batch, advantages)

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from rayrl.errors import CheckpointError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_REFERENCE = "reference."
 
 
 class StateSaver:
@@ -33,13 +34,22 @@ class StateSaver:
         self._group: dist.ProcessGroup | None = None
 
     def begin(
-        self, folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: int
+        self,
+        folder: Path,
+        weights: dict[str, nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        steps: int,
+        reference: dict[str, nn.Parameter] | None = None,
     ) -> Callable[[], None]:
         """Copy weights, moments, counts and random state to the host, and return what writes the copy to `folder`.
 
         Every rank calls both. The second may run in a thread, and raises CheckpointError with the cause.
+
+        Args:
+            reference: weights of a reference policy that is not the one of the model folder.
         """
         state = _tensors(weights, optimizer) | _random_state() | {"optimizer_steps": torch.tensor(steps)}
+        state |= _reference_tensors(reference)
         if dist.is_initialized() and self._group is None:
             # Of its own: collectives of a write that runs beside training must not come between those of a step.
             self._group = dist.new_group(backend="gloo")
@@ -73,17 +83,23 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def load_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> int:
+def load_state(
+    folder: Path,
+    weights: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    reference: dict[str, nn.Parameter] | None = None,
+) -> int:
     """Fill weights, moments and random state in place, and return the count of optimizer steps.
 
+    Those of a reference policy are filled if they are given; then the state must have them (`holds_reference`).
     CheckpointError if the folder is incomplete or belongs to another model.
     """
     if not (folder / ".metadata").is_file():
         raise CheckpointError(f"{str(folder)!r} holds no complete training state; choose another checkpoint")
     known = FileSystemReader(str(folder)).read_metadata().state_dict_metadata
-    state = _tensors(weights, optimizer) | {"optimizer_steps": torch.tensor(0)}
+    state = _tensors(weights, optimizer) | {"optimizer_steps": torch.tensor(0)} | _reference_tensors(reference)
     missing = sorted(name for name in state if name not in known)
-    foreign = sorted(name for name in known if name not in state and not name.startswith("random."))
+    foreign = sorted(name for name in known if name not in state and not name.startswith(("random.", _REFERENCE)))
     if missing or foreign:
         raise CheckpointError(
             f"{str(folder)!r} is of another model: it lacks {missing[:3] or 'nothing'} "
@@ -99,12 +115,24 @@ def load_state(folder: Path, weights: dict[str, nn.Parameter], optimizer: torch.
     return int(state["optimizer_steps"])
 
 
+def holds_reference(folder: Path) -> bool:
+    """Return whether a training state has a reference policy of its own, one that was refreshed."""
+    if not (folder / ".metadata").is_file():
+        return False
+    known = FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+    return any(name.startswith(_REFERENCE) for name in known)
+
+
 @contextmanager
 def _without_hint() -> Iterator[None]:
     """Silence the hint of torch that one process saves on its own: that is meant."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+def _reference_tensors(reference: dict[str, nn.Parameter] | None) -> dict[str, Tensor]:
+    return {f"{_REFERENCE}{name}": weight.detach() for name, weight in (reference or {}).items()}
 
 
 def _tensors(weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ class TrainStepRequest:
     """Version of the weights that the step starts from; ages are counted from it."""
     min_version: int | None
     """Tokens sampled by an older version carry no loss; None keeps all."""
+    kl_coef: float | None = None
+    """Factor of the KL term in this step, where it adapts; None: that of the config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

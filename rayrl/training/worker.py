@@ -96,40 +96,26 @@ class TrainWorker:
     def train_step(self, request: TrainStepRequest, *batches: "pa.RecordBatch") -> TrainStepResult:
         """Train on the groups in `batches`, each rank on its share of them; all ranks are given the same batches."""
         from rayrl.checkpoint.group_digest import group_digest
-        from rayrl.training.batch import batch_from_arrow, mask_stale, split_groups
-        from rayrl.training.losses import PolicyLoss, batch_advantages
-        from rayrl.training.shaping import mask_truncated, shape_rewards
+        from rayrl.training.batch import split_groups
+        from rayrl.training.losses import PolicyLoss
+        from rayrl.training.policy_batch import prepare_batch
+        from rayrl.training.token_selection import choose_tokens
 
-        algorithm = self._settings.algorithm
+        settings, engine = self._settings, self._ready_engine
+        algorithm = settings.algorithm
         if algorithm is None:
             raise EngineError("this training worker was made for supervised steps: its settings have no algorithm")
         start = time.monotonic()
         digest = group_digest(batches) if self._rank == 0 else ""
-        batch, num_failed = batch_from_arrow(batches)
-        batch = shape_rewards(batch, algorithm.shaping, self._settings.max_new_tokens)
-        batch = replace(batch, advantages=batch_advantages(batch, algorithm))
-        num_truncated = 0
-        if algorithm.shaping.mask_truncated:
-            batch, num_truncated = mask_truncated(batch)
-        batch, ages = mask_stale(batch, request.version, request.min_version)
-        if algorithm.kl.coef > 0:
-            batch = replace(batch, ref_logprobs=self._ready_engine.forward_logprobs(batch, reference=True))
-        if self._settings.minibatches > 1 and algorithm.proximal == "recompute":
-            # Later optimizer steps of this batch move away from the policy that the clip is centred on.
-            batch = replace(batch, proximal_logprobs=self._ready_engine.forward_logprobs(batch))
-        loss_fn = PolicyLoss(algorithm, self._settings.max_new_tokens)
+        batch, metrics = prepare_batch(engine, batches, request, algorithm, settings)
+        loss_fn = PolicyLoss(algorithm, settings.max_new_tokens, version=request.version, kl_coef=request.kl_coef)
         steps = [
-            self._ready_engine.train_step(part, loss_fn) for part in split_groups(batch, self._settings.minibatches)
+            engine.train_step(choose_tokens(engine, part, loss_fn, settings.seed), loss_fn)
+            for part in split_groups(batch, settings.minibatches)
         ]
-        extra = {
-            "staleness/stale_tokens": float(ages.num_stale_tokens),
-            "staleness/stale_token_share": ages.num_stale_tokens / max(ages.num_tokens, 1),
-            "staleness/trajectory_age_mean": ages.mean_age,
-            "staleness/trajectory_age_max": float(ages.max_age),
-            "train/failed_trajectories": float(num_failed),
-            "train/masked_truncated_trajectories": float(num_truncated),
-        }
-        return replace(_result(batch, steps, extra, time.monotonic() - start), data_digest=digest)
+        if algorithm.kl.refresh_every > 0 and request.step % algorithm.kl.refresh_every == 0:
+            engine.refresh_reference()
+        return replace(_result(batch, steps, metrics, time.monotonic() - start), data_digest=digest)
 
     def sft_step(self, step: int, *batches: "pa.RecordBatch") -> TrainStepResult:
         """Make one supervised optimizer step, number `step` of the run, on the loss-carrying tokens of `batches`."""
@@ -315,10 +301,10 @@ def _result(
     batch: "TrainBatch", steps: "Sequence[StepResult]", extra: dict[str, float], seconds: float
 ) -> TrainStepResult:
     """Join the optimizer steps of one training step; means are over the tokens of those that were not skipped."""
+    from rayrl.training.step_metrics import joined_metrics
+
     done = [step for step in steps if not step.skipped]
-    num_tokens = sum(step.sums["num_tokens"] for step in done)
-    names = [name for name in (done[0].sums if done else ()) if name != "num_tokens"]
-    metrics = {name: sum(step.sums[name] for step in done) / max(num_tokens, 1) for name in names}
+    metrics, num_tokens = joined_metrics([step.sums for step in done])
     shown = done or steps
     metrics |= {
         "loss/total": sum(step.loss for step in shown) / len(shown),

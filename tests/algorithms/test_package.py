@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 import rayrl.algorithms as algorithms
+from rayrl.config.algorithm import AlgorithmConfig
+from rayrl.config.kl import KLConfig
+from rayrl.config.presets import PRESETS
+from rayrl.config.shaping import ShapingConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 
@@ -64,3 +68,24 @@ def test_importing_the_package_does_not_load_torch() -> None:
 def test_unknown_name_is_refused_with_those_that_exist() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'ppo_loss'.*grpo_advantages"):
         _ = algorithms.ppo_loss  # type: ignore[attr-defined]
+
+
+def test_page_names_every_preset_and_only_settings_that_exist() -> None:
+    section = PAGE.split("## In a run\n", 1)[1].split("\n## ", 1)[0]
+    config = AlgorithmConfig()
+    parts = {"shaping": ShapingConfig, "kl": KLConfig}
+
+    named = re.findall(r"`(shaping|kl)\.(\w+)", section)
+
+    assert set(PRESETS) <= set(re.findall(r"`(\w+)`", section))
+    assert {f"{part}.{name}" for part, name in named if name not in parts[part].model_fields} == set()
+    # Every setting of a preset is a setting of the section, so that its expansion can be printed.
+    assert {name for values in PRESETS.values() for name in values} <= set(type(config).model_fields)
+
+
+def test_page_names_every_setting_of_rewards_and_kl() -> None:
+    settings = {f"shaping.{name}" for name in ShapingConfig.model_fields} | {
+        f"kl.{name}" for name in KLConfig.model_fields
+    }
+
+    assert {name for name in settings if name not in PAGE} == set()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rayrl.algorithms import (
     AdvantageSettings,
     LossInputs,
     ObjectiveSettings,
+    add_metrics,
     aggregate_loss,
     compute_advantages,
     discounted_returns,
@@ -24,9 +26,11 @@ from rayrl.algorithms import (
     importance_weights,
     kl_estimate,
     loss_denominator,
+    m2po_loss,
     masked_whiten,
     mismatch_metrics,
     policy_loss,
+    select_tokens,
     sft_loss,
     value_loss,
 )
@@ -37,8 +41,12 @@ Batch = dict[str, Tensor]
 
 GROUP_ADVANTAGES = ["grpo", "dr_grpo", "rloo", "maxrl", "opo", "gpg", "pass_at_k", "reinforce_pp_baseline"]
 MODES = ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
-OF_THE_WHOLE_BATCH = {"m2po", "clip_cov", "kl_cov"}
-"""Objectives whose choice of tokens depends on all tokens that are given, as their docstrings say."""
+CHOOSING = {
+    "clip_cov": {"cov_share": 0.4, "cov_low": 0.0},
+    "kl_cov": {"cov_share": 0.4},
+    "m2po": {"second_moment": 0.02},
+}
+"""Settings with which the objectives of `SELECTIONS` choose several tokens in batches as small as these."""
 
 
 @st.composite
@@ -79,19 +87,23 @@ def advantages_of(name: str, batch: Batch) -> Tensor:
     return result.expand_as(batch["loss_mask"])
 
 
+def inputs_of(batch: Batch) -> LossInputs:
+    return LossInputs(
+        logprobs=batch["logprobs"],
+        proximal_logprobs=batch["old_logprobs"],
+        sampler_logprobs=batch["sampler_logprobs"],
+        ref_logprobs=batch["ref_logprobs"],
+        entropy=batch["values"],
+        advantages=batch["advantages"],
+        loss_mask=batch["loss_mask"],
+        held_back=batch.get("held_back"),
+    )
+
+
 def objective_of(name: str, **options: Any) -> Callable[[Batch], Tensor]:
     def losses(batch: Batch) -> Tensor:
         torch.manual_seed(0)  # clip_cov draws from the default generator
-        inputs = LossInputs(
-            logprobs=batch["logprobs"],
-            proximal_logprobs=batch["old_logprobs"],
-            sampler_logprobs=batch["sampler_logprobs"],
-            ref_logprobs=batch["ref_logprobs"],
-            entropy=batch["values"],
-            advantages=batch["advantages"],
-            loss_mask=batch["loss_mask"],
-        )
-        return policy_loss(inputs, ObjectiveSettings(objective=name, **options))[0]
+        return policy_loss(inputs_of(batch), ObjectiveSettings(objective=name, **options))[0]
 
     return losses
 
@@ -183,13 +195,18 @@ def test_padding_on_either_side_does_not_matter(name: str, batch: Batch, left: i
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name not in OF_THE_WHOLE_BATCH])
+@pytest.mark.parametrize("name", OBJECTIVES)
 @given(batch=batches(), size=st.integers(1, 4))
 @quick
 def test_micro_batches_with_global_denominators_add_up_to_the_whole(
     name: str, mode: Any, batch: Batch, size: int
 ) -> None:
-    function = objective_of(name)
+    options = CHOOSING.get(name, {})
+    function = objective_of(name, **options)
+    chosen = select_tokens(
+        inputs_of(batch), ObjectiveSettings(objective=name, **options), torch.Generator().manual_seed(0)
+    )
+    batch = batch if chosen is None else {**batch, "held_back": chosen}
 
     def loss_of(part: Batch, denominator: Tensor | None) -> Tensor:
         return aggregate_loss(function(part), part["loss_mask"], mode, max_tokens=16, denominator=denominator)
@@ -207,24 +224,50 @@ def test_micro_batches_with_global_denominators_add_up_to_the_whole(
     torch.testing.assert_close(gradients, gradient_of(lambda b: loss_of(b, None), batch), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", CHOOSING)
+@given(batch=batches())
+@quick
+def test_tokens_chosen_beforehand_are_those_that_the_objective_would_choose(name: str, batch: Batch) -> None:
+    settings = ObjectiveSettings(objective=name, **CHOOSING[name])
+    torch.manual_seed(0)
+    chosen = select_tokens(inputs_of(batch), settings)
+    assert chosen is not None
+
+    torch.manual_seed(0)
+    by_itself = policy_loss(inputs_of(batch), settings)[0]
+    given_to_it = policy_loss(inputs_of({**batch, "held_back": chosen}), settings)[0]
+
+    torch.testing.assert_close(given_to_it, by_itself, rtol=0, atol=0)
+
+
+def test_micro_batches_that_choose_alone_do_not_give_the_whole() -> None:
+    # Holds the cases above to their purpose: without a common choice the parts differ from the whole.
+    random = torch.Generator().manual_seed(1)
+    old = -torch.rand(4, 6, generator=random, dtype=torch.float64) - 0.1
+    logprobs = old + torch.randn(4, 6, generator=random, dtype=torch.float64) * 0.4
+    advantages = torch.randn(4, 6, generator=random, dtype=torch.float64)
+    mask = torch.ones(4, 6)
+
+    def losses(rows: slice) -> Tensor:
+        return m2po_loss(logprobs[rows], old[rows], advantages[rows], mask[rows], 0.12)
+
+    assert not torch.equal(torch.cat([losses(slice(0, 2)), losses(slice(2, 4))]), losses(slice(0, 4)))
+
+
 @given(batch=batches(), size=st.integers(1, 4))
 @quick
 def test_metrics_of_micro_batches_add_up_to_those_of_the_whole(batch: Batch, size: int) -> None:
-    def sums(part: Batch) -> dict[str, Tensor]:
-        inputs = LossInputs(
-            logprobs=part["logprobs"],
-            proximal_logprobs=part["old_logprobs"],
-            sampler_logprobs=part["sampler_logprobs"],
-            advantages=part["advantages"],
-            loss_mask=part["loss_mask"],
-        )
-        return policy_loss(inputs, ObjectiveSettings())[1]
+    def metrics(part: Batch) -> dict[str, Tensor]:
+        return policy_loss(inputs_of(part), ObjectiveSettings(kl_coef=0.1))[1]
 
     starts = range(0, len(batch["rewards"]), size)
-    parts = [sums({key: value[start : start + size] for key, value in batch.items()}) for start in starts]
+    parts = [metrics({key: value[start : start + size] for key, value in batch.items()}) for start in starts]
 
-    for name, whole in sums(batch).items():
-        torch.testing.assert_close(sum(part[name] for part in parts), whole, rtol=1e-6, atol=1e-6)
+    joined: dict[str, Tensor] = reduce(add_metrics, parts, {})
+    whole = metrics(batch)
+    assert joined.keys() == whole.keys()
+    for name, value in whole.items():
+        torch.testing.assert_close(joined[name], value, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -290,3 +333,34 @@ def test_nan_in_a_live_position_is_not_hidden(name: str, batch: Batch) -> None:
     batch["logprobs"][0, 0] = math.nan
 
     assert PER_TOKEN[name](batch)[0, 0].isnan()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reported"),
+    [
+        ("logprobs", "logprobs"),
+        ("old_logprobs", "proximal_logprobs"),
+        ("sampler_logprobs", "sampler_logprobs"),
+        ("ref_logprobs", "ref_logprobs"),
+        ("values", "entropy"),
+        ("advantages", "advantages"),
+    ],
+)
+@given(batch=batches(), bad=st.sampled_from([math.nan, math.inf, -math.inf]))
+@quick
+def test_value_that_is_not_finite_is_counted_by_the_name_of_its_tensor_where_it_is_live(
+    tensor: str, reported: str, batch: Batch, bad: float
+) -> None:
+    batch["loss_mask"][0, 0] = True
+    batch[tensor][0, 0] = bad
+    if batch["loss_mask"].shape[1] > 1:
+        batch["loss_mask"][0, 1] = False
+        batch["advantages"][0, 1] = bad
+
+    counts = {
+        name: int(value)
+        for name, value in policy_loss(inputs_of(batch), ObjectiveSettings())[1].items()
+        if name.startswith("nonfinite/") and value != 0
+    }
+
+    assert counts == {f"nonfinite/{reported}": 1}

@@ -3,7 +3,7 @@
 import pytest
 from groups import summary
 
-from rayrl.config.algorithm import ShapingConfig
+from rayrl.config.shaping import ShapingConfig
 from rayrl.driver.group_filter import NO_SIGNAL, GroupFilter
 from rayrl.errors import ConfigError
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from samples import trajectory
 
-from rayrl.config.algorithm import AlgorithmConfig, ShapingConfig
+from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.config.presets import PRESETS
+from rayrl.config.shaping import CosineRewardConfig, ShapingConfig
 from rayrl.training.batch import TrainBatch, batch_from_arrow
 from rayrl.training.losses import batch_advantages, objective_settings
 from rayrl.training.shaping import mask_truncated, shape_rewards
@@ -44,6 +45,34 @@ def test_overlong_completions_lose_up_to_the_penalty() -> None:
 def test_length_penalty_scale_and_clip_apply_in_this_order() -> None:
     shaped = shape_rewards(batch(), ShapingConfig(length_penalty=0.4, reward_scale=2.0, reward_clip=(-0.3, 1.5)), 4)
     np.testing.assert_allclose(shaped.rewards, [1.2, -0.3, 1.4, 1.5], rtol=1e-6, atol=0)
+
+
+def test_length_penalty_by_group_or_by_target_when_it_is_asked_for() -> None:
+    by_group = shape_rewards(batch(), ShapingConfig(length_penalty=1.0, length_penalty_form="group"), 4)
+    by_target = shape_rewards(
+        batch(), ShapingConfig(length_penalty=1.0, length_penalty_form="target", length_target=3), 4
+    )
+
+    np.testing.assert_allclose(by_group.rewards, [0.5, 0.0, 0.5, 1.5], rtol=1e-6, atol=0)
+    np.testing.assert_allclose(by_target.rewards, [0.75, -0.25, 1.0, 0.5], rtol=1e-6, atol=0)
+
+
+def test_rewards_by_cosine_replace_the_given_ones_before_penalties() -> None:
+    shaped = shape_rewards(batch(), ShapingConfig(cosine_reward=CosineRewardConfig(), overlong_buffer=1), 4)
+
+    np.testing.assert_allclose(shaped.rewards, [-0.5, -0.75, 0.573223, 0.926777], rtol=1e-5, atol=0)
+
+
+def test_weighted_parts_and_normalisation_apply_before_scale_and_clip() -> None:
+    config = ShapingConfig(
+        reward_weights={"a": 1.0, "b": 2.0}, reward_normalise="batch", reward_scale=10.0, reward_clip=(-9.0, 5.0)
+    )
+    parts = {"a": np.float32([1, 0, 1, 0]), "b": np.float32([0, 0, 1, 1])}
+
+    shaped = shape_rewards(batch(), config, 4, parts)
+
+    # Sums 1, 0, 3, 2 have mean 1.5 and deviation 1.291.
+    np.testing.assert_allclose(shaped.rewards, [-3.87298, -9.0, 5.0, 3.87298], rtol=1e-5, atol=0)
 
 
 def test_truncated_completions_carry_no_loss_but_stay_in_the_baseline() -> None:
