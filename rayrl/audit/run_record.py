@@ -1,7 +1,7 @@
 """Everything that an audit reads, from the folder of a run; reading changes nothing."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,16 @@ def read_run(run_dir: Path) -> RunRecord:
     """
     config = read_config(run_dir)
     unreadable: dict[str, str] = {}
+    # Of a run that goes on the ledger must be the newest: it knows of every file that was there before.
+    rollouts = sorted((run_dir / "rollouts").glob("step_*.parquet"))
+    checkpoints = _read_checkpoints(run_dir, unreadable)
     ledger = read_ledger(run_dir / "ledger.sqlite")
     return RunRecord(
         path=run_dir,
         config=config,
         ledger=ledger,
-        rollouts=_read_rollouts(run_dir, unreadable),
-        checkpoints=_read_checkpoints(run_dir, unreadable),
+        rollouts=_read_rollouts(rollouts, unreadable),
+        checkpoints=checkpoints,
         unreadable=unreadable,
     )
 
@@ -77,9 +80,9 @@ def run_info(run_dir: Path) -> dict[str, Any]:
     return info
 
 
-def _read_rollouts(run_dir: Path, unreadable: dict[str, str]) -> dict[int, StepRollouts]:
+def _read_rollouts(paths: Sequence[Path], unreadable: dict[str, str]) -> dict[int, StepRollouts]:
     found: dict[int, StepRollouts] = {}
-    for path in sorted((run_dir / "rollouts").glob("step_*.parquet")):
+    for path in paths:
         try:
             found[int(path.stem.removeprefix("step_"))] = read_step(path)
         except (OSError, ValueError, pa.ArrowException) as error:

@@ -16,6 +16,7 @@ ALLOWED: dict[str, str] = {
     "run.name": "a moved folder",
     "run.output_root": "a moved folder",
     "driver.num_steps": "a longer or shorter run",
+    "dataset.epochs": "a longer or shorter run",
     "driver.deadlines": "waits",
     "driver.max_failed_groups": "budgets",
     "driver.max_skipped_steps": "budgets",

@@ -12,6 +12,8 @@ class _DatasetBase(Section):
     """Name in prompt ids and metrics; derived from the source when empty."""
     shuffle: bool = True
     """A new order each epoch, drawn from `run.seed` and the epoch."""
+    epochs: int | None = Field(default=None, gt=0)
+    """Passes over the prompts; a run that needs more ends with an error that says so. Endless when empty."""
 
 
 class ReasoningGymDataset(_DatasetBase):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rayrl.datasets.source import PromptSource
-from rayrl.errors import CheckpointError, DatasetError, IllegalTransition
+from rayrl.errors import CheckpointError, DataExhausted, DatasetError, IllegalTransition
 from rayrl.types.prompt import Prompt, PromptId
 
 _SAMPLE_ROWS = 16
@@ -40,13 +40,14 @@ class PromptStreamStatus:
 
 
 class PromptStream:
-    """Hands out every row once per epoch, for ever. Used from one thread.
+    """Hands out every row once per epoch, for ever or for `max_epochs`. Used from one thread.
 
     The order of an epoch is a permutation drawn from (seed, epoch), the same in every process and release.
     """
 
-    def __init__(self, source: PromptSource, *, seed: int, shuffle: bool) -> None:
+    def __init__(self, source: PromptSource, *, seed: int, shuffle: bool, max_epochs: int | None = None) -> None:
         self._source = source
+        self._max_epochs = max_epochs
         self._length = len(source)
         self._seed = seed
         self._shuffle = shuffle
@@ -65,7 +66,10 @@ class PromptStream:
         return self._id(self._frontier)
 
     def next_prompt(self) -> Prompt:
-        """Return the earliest prompt that was given back, else the next one. Raises DatasetError for a bad row."""
+        """Return the earliest prompt that was given back, else the next one.
+
+        Raises DatasetError for a bad row, and DataExhausted when all epochs were handed out.
+        """
         if self._returned:
             prompt = self._prompt(self._returned[0])
             self._out.add(heapq.heappop(self._returned))
@@ -74,6 +78,11 @@ class PromptStream:
         self._next = max(self._next, self._frontier)
         while self._next in self._ahead or self._next in self._out:
             self._next += 1
+        if self._max_epochs is not None and self._next >= self._max_epochs * self._length:
+            raise DataExhausted(
+                f"dataset {self._source.name} is exhausted: all {self._length} prompts were handed out "
+                f"dataset.epochs={self._max_epochs} times; raise it, or ask for fewer steps (driver.num_steps)"
+            )
         prompt = self._prompt(self._next)
         self._out.add(self._next)
         self._next += 1

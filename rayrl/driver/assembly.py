@@ -84,7 +84,9 @@ class Assembly:
     ) -> "Assembly":
         assert fleet.inference is not None
         source = load_source(config.dataset)
-        stream = PromptStream(source, seed=config.run.seed, shuffle=config.dataset.shuffle)
+        stream = PromptStream(
+            source, seed=config.run.seed, shuffle=config.dataset.shuffle, max_epochs=config.dataset.epochs
+        )
         outcomes = OutcomeLog(stream=stream, ledger=ledger)
         progress = Progress(kl_coef=first_kl_coef(config.algorithm.kl))
         buffer = GroupBuffer()

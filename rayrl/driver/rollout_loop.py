@@ -27,7 +27,7 @@ from rayrl.driver.group_filter import GroupFilter
 from rayrl.driver.outcomes import OutcomeLog
 from rayrl.driver.progress import Progress
 from rayrl.driver.publisher import FaultHandler
-from rayrl.errors import ActorDied, ActorError, DeadlineExceeded
+from rayrl.errors import ActorDied, ActorError, DataExhausted, DeadlineExceeded
 from rayrl.infra.actor_group import ActorGroup, Member
 from rayrl.infra.waiting import wait_for
 from rayrl.rollout.episode import failed_trajectory
@@ -84,6 +84,7 @@ class RolloutLoop:
         """Told of a worker that did not answer in time; nobody is, when empty."""
         self._followers: set[asyncio.Task[None]] = set()
         self._in_flight: dict[int, Prompt] = {}
+        self._exhausted: DataExhausted | None = None
 
     @property
     def num_in_flight(self) -> int:
@@ -110,12 +111,25 @@ class RolloutLoop:
         try:
             while True:
                 self._progress.changed.clear()
-                for _ in range(self._capacity()):
-                    self._admit()
+                self._admit_all()
                 await self._progress.changed.wait()
         except BaseException as error:
             self._buffer.fail(error)
             raise
+
+    def _admit_all(self) -> None:
+        self._exhausted = None
+        try:
+            for _ in range(self._capacity()):
+                self._admit()
+        except DataExhausted as error:
+            self._exhausted = error
+            self._end_if_exhausted()
+
+    def _end_if_exhausted(self) -> None:
+        """Without data the run goes on with what is under way; after that nothing comes any more."""
+        if self._exhausted is not None and not self._in_flight:
+            self._buffer.fail(self._exhausted)
 
     def _capacity(self) -> int:
         driver = self._config.driver
@@ -148,6 +162,7 @@ class RolloutLoop:
         self._followers.discard(follower)
         if not follower.cancelled() and (error := follower.exception()) is not None:
             self._buffer.fail(error)
+        self._end_if_exhausted()
 
     async def _follow(self, ticket: int, prompt: Prompt) -> None:
         try:

@@ -49,8 +49,12 @@ async def recording_run(
 def _note_divergence(error: BaseException, logs: Path) -> None:
     """Say with the error in which collective the ranks parted, where collectives were recorded and that is known."""
     report = report_collectives(logs)
-    if report is not None and report.divergence is not None:
+    if report is None:
+        return
+    if report.divergence is not None:
         error.add_note(f"collectives diverge: {report.divergence}")
+    elif isinstance(error, TimeoutError):
+        error.add_note("last collectives: " + "; ".join(f"{name} in {call}" for name, call in report.last.items()))
 
 
 def _record_failure(ledger: Ledger, progress: Progress, error: BaseException) -> None:

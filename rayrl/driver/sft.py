@@ -72,7 +72,12 @@ class SFTRun:
 
     async def _train(self, fleet: Fleet, folder: RunFolder, tracker: Tracker, stop: StopSignal) -> RunResult:
         config = self._config
-        stream = PromptStream(load_source(config.dataset), seed=config.run.seed, shuffle=config.dataset.shuffle)
+        stream = PromptStream(
+            load_source(config.dataset),
+            seed=config.run.seed,
+            shuffle=config.dataset.shuffle,
+            max_epochs=config.dataset.epochs,
+        )
         stop.begin()
         losses: list[float] = []
         metrics: dict[str, float] = {}

@@ -8,7 +8,7 @@ from audit_runs import small_config
 
 from rayrl import Run
 from rayrl.checkpoint.ledger_reader import read_ledger
-from rayrl.errors import BudgetExhausted, StallError
+from rayrl.errors import BudgetExhausted, DataExhausted, StallError
 from rayrl.infra.collective_report import report_collectives
 from rayrl.infra.collective_ring import read_ring
 
@@ -85,3 +85,13 @@ def test_stuck_reward_ends_the_run_with_its_name_and_limit(tiny_model: Path, tmp
     )
     with pytest.raises(BudgetExhausted, match=words):
         Run(config).train()
+
+
+def test_exhausted_data_trains_what_there_is_and_ends_by_name(tiny_model: Path, tmp_path: Path) -> None:
+    config = small_config(tiny_model, tmp_path, 4, {})
+    config = config.model_copy(update={"dataset": config.dataset.model_copy(update={"epochs": 1})})
+
+    with pytest.raises(DataExhausted, match=r"dataset rows is exhausted: all 9 prompts.*dataset\.epochs=1"):
+        Run(config).train()
+
+    assert [row.step for row in read_ledger(config.run_dir / "ledger.sqlite").live_steps] == [1, 2, 3]

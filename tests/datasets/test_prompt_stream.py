@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.source import PromptRow
-from rayrl.errors import CheckpointError, IllegalTransition
+from rayrl.errors import CheckpointError, DataExhausted, IllegalTransition
 from rayrl.types.prompt import Prompt, PromptId
 
 ORDER_OF_SEED_7 = list("7461502374301526")
@@ -229,3 +229,14 @@ def test_every_prompt_of_a_finished_epoch_is_accounted_for_exactly_once(
     assert sorted(finished) == [_id(ordinal, epoch) for epoch in range(goal) for ordinal in range(length)]
     for epoch in range(goal):
         assert {contents[_id(ordinal, epoch)].text for ordinal in range(length)} == {str(i) for i in range(length)}
+
+
+def test_stream_with_a_number_of_epochs_ends_by_name_and_hands_returned_prompts_out_again() -> None:
+    stream = PromptStream(NumberedSource(2), seed=1, shuffle=False, max_epochs=2)
+    prompts = [stream.next_prompt() for _ in range(4)]
+
+    with pytest.raises(DataExhausted, match=r"all 2 prompts were handed out dataset\.epochs=2 times"):
+        stream.next_prompt()
+    stream.give_back(prompts[1].id)
+
+    assert stream.next_prompt().id == prompts[1].id
