@@ -144,16 +144,7 @@ class Assembly:
             checkpointer=checkpointer,
             rollout_loop=rollout_loop,
             train_loop=train_loop,
-            watchdog=Watchdog(
-                config=config,
-                progress=progress,
-                buffer=buffer,
-                phase=lambda: train_loop.phase,
-                rollout_loop=rollout_loop,
-                groups=fleet.groups,
-                ledger=ledger,
-                logs=folder.logs,
-            ),
+            watchdog=_watch(config, fleet, folder, ledger, train_loop, rollout_loop, buffer, progress),
         )
 
     async def run(self, checkpoint: Checkpoint | None) -> RunResult:
@@ -268,6 +259,28 @@ def _supervise(
     rollout_loop.on_fault = supervisor.report
     supervisor.on_node_lost = rollout_loop.lose_node
     return supervisor
+
+
+def _watch(
+    config: RunConfig,
+    fleet: Fleet,
+    folder: RunFolder,
+    ledger: Ledger,
+    train_loop: TrainLoop,
+    rollout_loop: RolloutLoop,
+    buffer: GroupBuffer,
+    progress: Progress,
+) -> Watchdog:
+    return Watchdog(
+        config=config,
+        progress=progress,
+        buffer=buffer,
+        phase=lambda: train_loop.phase,
+        rollout_loop=rollout_loop,
+        groups=fleet.groups,
+        ledger=ledger,
+        logs=folder.logs,
+    )
 
 
 def summary_metrics(history: TrainHistory) -> Mapping[str, float]:
