@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayrl.audit.doctor_record import Patient
-from rayrl.checkpoint.ledger_events import MEMBER_LOST, RUN_ENDED, STALLED
+from rayrl.checkpoint.ledger_events import ENGINE_LOST, RUN_ENDED, STALLED, WORKER_LOST
 
 Kind = Literal["hang", "wrong results", "memory", "failure"]
+_LOSSES = (ENGINE_LOST, WORKER_LOST)
 _LOGPROB_GAP = 0.05
 _MEMORY = re.compile(
     r"[^\n]*(?:out of memory|OutOfMemory|bad_alloc|MemoryError|oom[- ]kill|No available memory)[^\n]*", re.IGNORECASE
@@ -188,7 +189,7 @@ def _memory(patient: Patient) -> list[Symptom]:
     lines += [
         str(event.detail.get("detail", ""))
         for event in patient.events
-        if event.kind == MEMBER_LOST and _MEMORY.search(str(event.detail.get("detail", "")))
+        if event.kind in _LOSSES and _MEMORY.search(str(event.detail.get("detail", "")))
     ]
     if not lines:
         return []
@@ -229,14 +230,14 @@ def _gib(size: float) -> str:
 
 
 def _lost(patient: Patient) -> list[Symptom]:
-    lost = [event for event in patient.events if event.kind == MEMBER_LOST]
+    lost = [event for event in patient.events if event.kind in _LOSSES]
     if len(lost) < 3 or (patient.events and patient.events[-1].kind == RUN_ENDED):
         return []
     return [
         Symptom(
             kind="failure",
             what=f"{len(lost)} actors were lost",
-            evidence=tuple(f"{event.detail['member']}: {event.detail.get('detail', '')}" for event in lost[-3:]),
+            evidence=tuple(f"{event.kind}: {dict(event.detail)}" for event in lost[-3:]),
             setting="supervision.restarts bounds replacements; the causes above come first",
         )
     ]

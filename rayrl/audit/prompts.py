@@ -8,7 +8,8 @@ from rayrl.audit.finding import Finding, judge
 from rayrl.audit.run_record import RunRecord
 from rayrl.audit.step_view import ended_in_order, step_views
 from rayrl.checkpoint.ledger import REWIND
-from rayrl.checkpoint.ledger_events import DROPPED_STALE, RUN_ENDED, RUN_STARTED
+from rayrl.checkpoint.ledger_events import DROPPED_STALE, RUN_ENDED, RUN_STARTED, TRAINING_REBUILT
+from rayrl.checkpoint.ledger_reader import EventRow
 from rayrl.types.prompt import PromptId
 
 
@@ -40,12 +41,19 @@ def check_outcomes(run: RunRecord) -> Finding:
         state = run.ledger.events[-1].detail["dataset"]
         settled = {str(row.prompt_id) for row in run.ledger.live_prompts}
         violations += [
-            f"group {name} was dropped as too old in step {event.step} and has no outcome"
+            f"group {name} was dropped ({event.kind}) in step {event.step} and has no outcome"
             for event in run.ledger.events
-            if event.kind == DROPPED_STALE and (name := event.detail["prompt_id"]) not in settled
-            if _place(PromptId.parse(name), state["length"]) < _accounted(state)[0]
+            for name in _dropped(event)
+            if name not in settled and _place(PromptId.parse(name), state["length"]) < _accounted(state)[0]
         ]
     return judge("outcomes", "every group that was filtered, given up or dropped is accounted for", violations)
+
+
+def _dropped(event: EventRow) -> list[str]:
+    """Return the prompts of finished groups that an event took out of the run without an outcome."""
+    if event.kind == DROPPED_STALE:
+        return [event.detail["prompt_id"]]
+    return list(event.detail["groups_lost"]) if event.kind == TRAINING_REBUILT else []
 
 
 def finished_epochs(live: set[PromptId], length: int) -> int:

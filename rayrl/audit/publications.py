@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rayrl.audit.finding import Finding, judge
 from rayrl.audit.run_record import RunRecord
 from rayrl.audit.step_view import step_views
-from rayrl.checkpoint.ledger_events import MEMBER_LOST, MEMBER_REMOVED, RUN_STARTED
+from rayrl.checkpoint.ledger_events import ENGINE_LOST, ENGINE_REMOVED, RUN_STARTED
 from rayrl.checkpoint.ledger_reader import LedgerRecord, PublicationRow
 
 CLAIM = "every version was acknowledged by every live engine, with one digest"
@@ -82,9 +82,9 @@ def _digest_faults(ledger: LedgerRecord, rounds: Sequence[Round]) -> list[str]:
 def _membership_faults(ledger: LedgerRecord, rounds: Sequence[Round]) -> list[str]:
     """Replay who was there: every engine must answer, or have left by then (or be told of right after)."""
     left = [
-        (event.position, str(event.detail["member"]))
+        (event.position, str(event.detail["engine"]))
         for event in ledger.events
-        if event.kind in (MEMBER_LOST, MEMBER_REMOVED)
+        if event.kind in (ENGINE_LOST, ENGINE_REMOVED)
     ]
     starts = [event.position for event in ledger.events if event.kind == RUN_STARTED]
     faults = []

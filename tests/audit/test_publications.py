@@ -9,7 +9,7 @@ import pytest
 from rayrl.audit.publications import check_publications
 from rayrl.audit.run_record import RunRecord
 from rayrl.checkpoint.ledger import Ledger
-from rayrl.checkpoint.ledger_events import MEMBER_LOST, MEMBER_REMOVED, RUN_STARTED
+from rayrl.checkpoint.ledger_events import ENGINE_LOST, ENGINE_REMOVED, RUN_STARTED
 from rayrl.checkpoint.ledger_reader import read_ledger
 
 
@@ -34,7 +34,7 @@ def violations(tmp_path: Path, write: Callable[[Ledger], None]) -> tuple[str, ..
 def test_engine_that_was_lost_owes_nothing_from_then_on(tmp_path: Path) -> None:
     def write(ledger: Ledger) -> None:
         ledger.record_publication(0, "d0", ["e0", "e1"])
-        ledger.record_event(MEMBER_LOST, 0, {"member": "e1", "cause": "DIED"})
+        ledger.record_event(ENGINE_LOST, 0, {"engine": "e1", "cause": "DIED"})
         ledger.record_publication(1, "d1", ["e0"])
         ledger.record_publication(2, "d2", ["e0"])
 
@@ -45,7 +45,7 @@ def test_engine_that_failed_in_a_publication_and_is_told_of_right_after_is_expla
     def write(ledger: Ledger) -> None:
         ledger.record_publication(0, "d0", ["e0", "e1"])
         ledger.record_publication(1, "d1", ["e0"], missing=["e1"])
-        ledger.record_event(MEMBER_REMOVED, 1, {"member": "e1", "reason": "quarantined"})
+        ledger.record_event(ENGINE_REMOVED, 1, {"engine": "e1", "reason": "quarantined"})
 
     assert violations(tmp_path, write) == ()
 
