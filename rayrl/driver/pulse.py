@@ -40,7 +40,7 @@ class Pulse:
             fault = judge_health(health, now=now, silence_s=limits.silence_s, stall_s=limits.stall_s)
             if fault is not None:
                 return fault
-            if beat.answered:
+            if question is None:
                 await asyncio.sleep(limits.heartbeat_s)
 
 

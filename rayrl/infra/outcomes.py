@@ -67,6 +67,7 @@ async def gather_outcomes(
     """
     if not calls:
         return []
+    deadline = asyncio.get_running_loop().time() + seconds
     futures = [start_waiting(call.ref) for call in calls]
     _, pending = await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     if pending and any(future.done() for future in futures):
@@ -74,7 +75,8 @@ async def gather_outcomes(
         if failed:
             if on_failure is not None:
                 await on_failure()
-            await asyncio.wait(pending, timeout=min(grace_s, seconds))
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            await asyncio.wait(pending, timeout=min(grace_s, left))
     return [await _outcome(call, future, seconds, phase) for call, future in zip(calls, futures, strict=True)]
 
 
