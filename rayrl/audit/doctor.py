@@ -208,18 +208,20 @@ def _memory(patient: Patient) -> list[Symptom]:
 def memory_lines(patient: Patient) -> tuple[str, ...]:
     """Return who owns which device and what must be resident there, from the config and the size of the model."""
     config = patient.config
-    ranks, engines = config.training.parallel.data, config.inference.num_engines
+    parallel, engines = config.training.parallel, config.inference.num_engines
+    shards = parallel.world_size // parallel.replicate
+    axes = ", ".join(f"{name} {size}" for name, size in parallel.model_dump().items() if size != 1) or "one rank"
     width = 2 if config.model.dtype in ("bfloat16", "float16") else 4
     weights = patient.model_bytes
     # Weight files have the data type of the model; masters, gradients and two moments are float32.
-    training = weights / width * 16 / ranks if weights else 0.0
+    training = weights / width * 16 / shards if weights else 0.0
     shared = config.placement.mode == "colocated"
     kind = "GPU" if config.training.gpus_per_worker else "CPU"
     where = "beside engine i" if shared else "of its own"
     return (
-        f"training: {ranks} ranks, sharded {ranks} ways over data, each on {kind} memory {where}; weights, gradients "
-        f"and moments are about {_gib(training)} a rank, activations of {config.training.micro_batch_tokens} tokens "
-        "come on top",
+        f"training: {parallel.world_size} ranks ({axes}), each with 1/{shards} of the state, on {kind} memory {where}; "
+        f"weights, gradients and moments are about {_gib(training)} a rank, and activations of "
+        f"{config.training.micro_batch_tokens} tokens come on top",
         f"inference: {engines} engines ({config.inference.engine.type}), weights of {_gib(weights)} each, twice while "
         "a version is staged, and the KV cache",
     )

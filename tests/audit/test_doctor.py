@@ -147,7 +147,7 @@ def test_memory_fault_shows_owners_of_devices_and_what_was_resident(run_dir: Pat
     (found,) = symptoms(run_dir)
 
     assert found.kind == "memory"
-    assert any(text.startswith("training: 1 ranks, sharded 1 ways") and "GiB" in text for text in found.evidence)
+    assert any(text.startswith("training: 1 ranks (one rank)") and "GiB" in text for text in found.evidence)
     assert any(text.startswith("inference: 2 engines (transformers)") for text in found.evidence)
     assert "training.micro_batch_tokens" in found.setting
 
