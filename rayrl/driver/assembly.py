@@ -33,6 +33,7 @@ from rayrl.driver.run_record import recording_run
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.driver.supervisor import Supervisor
 from rayrl.driver.train_loop import TrainHistory, TrainLoop
+from rayrl.driver.train_recovery import TrainRecovery
 from rayrl.driver.watchdog import Watchdog
 from rayrl.tracking.metrics import Tracker
 from rayrl.tracking.run_folder import RunFolder
@@ -92,22 +93,22 @@ class Assembly:
         buffer = GroupBuffer()
         publisher = Publisher(config=config, train=fleet.train, inference=fleet.inference)
         evaluator = Evaluator(config=config, workers=fleet.rollout)
-        checkpointer = Checkpointer(
-            config=config,
-            store=CheckpointStore(folder.checkpoints, rule=RetentionRule.of(config.checkpoint)),
-            run_id=folder.run_id,
-            config_digest=digest_of(resolved_yaml(config)),
-            train=fleet.train,
-            workers=fleet.rollout,
-            buffer=buffer,
-            stream=stream,
-            progress=progress,
-            ledger=ledger,
-        )
+        checkpointer = _checkpointer(config, fleet, folder, buffer, stream, progress, ledger)
         rollout_loop = RolloutLoop(
             config=config, outcomes=outcomes, workers=fleet.rollout, buffer=buffer, progress=progress
         )
         supervisor = _supervise(config, fleet, publisher, rollout_loop, progress, ledger)
+        recovery = TrainRecovery(
+            config=config,
+            fleet=fleet,
+            publisher=publisher,
+            checkpointer=checkpointer,
+            evaluator=evaluator,
+            rollout_loop=rollout_loop,
+            buffer=buffer,
+            progress=progress,
+            ledger=ledger,
+        )
         train_loop = TrainLoop(
             config=config,
             train=fleet.train,
@@ -127,6 +128,7 @@ class Assembly:
             ),
             tracker=tracker,
             stop=stop,
+            recovery=recovery,
             more_metrics=supervisor.metrics,
         )
         return cls(
@@ -236,6 +238,7 @@ class Assembly:
             **self.rollout_loop.status(),
             "buffered": len(self.buffer),
             "supervision": self.supervisor.status(),
+            "training": {member.name: member.pid for member in self.fleet.train.members},
         }
 
 
@@ -280,6 +283,29 @@ def _watch(
         groups=fleet.groups,
         ledger=ledger,
         logs=folder.logs,
+    )
+
+
+def _checkpointer(
+    config: RunConfig,
+    fleet: Fleet,
+    folder: RunFolder,
+    buffer: GroupBuffer,
+    stream: PromptStream,
+    progress: Progress,
+    ledger: Ledger,
+) -> Checkpointer:
+    return Checkpointer(
+        config=config,
+        store=CheckpointStore(folder.checkpoints, rule=RetentionRule.of(config.checkpoint)),
+        run_id=folder.run_id,
+        config_digest=digest_of(resolved_yaml(config)),
+        train=fleet.train,
+        workers=fleet.rollout,
+        buffer=buffer,
+        stream=stream,
+        progress=progress,
+        ledger=ledger,
     )
 
 

@@ -18,6 +18,8 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import ray
+
 from rayrl.config.run import RunConfig
 from rayrl.driver.admission import admission_capacity, remaining_demand
 from rayrl.driver.failure_budget import FailureBudget
@@ -85,6 +87,7 @@ class RolloutLoop:
         self._followers: set[asyncio.Task[None]] = set()
         self._in_flight: dict[int, Prompt] = {}
         self._exhausted: DataExhausted | None = None
+        self._is_held = False
 
     @property
     def num_in_flight(self) -> int:
@@ -128,10 +131,27 @@ class RolloutLoop:
 
     def _end_if_exhausted(self) -> None:
         """Without data the run goes on with what is under way; after that nothing comes any more."""
-        if self._exhausted is not None and not self._in_flight:
+        if self._exhausted is not None and not self._in_flight and not self._is_held:
             self._buffer.fail(self._exhausted)
 
+    async def hold(self) -> int:
+        """Admit nothing until `go_on`, cancel all groups in flight and return how many there were.
+
+        Their slots and prompts are the business of the caller.
+        """
+        self._is_held = True
+        num_cancelled = len(self._followers)
+        await self.close()
+        return num_cancelled
+
+    def go_on(self) -> None:
+        """Admit groups again."""
+        self._is_held = False
+        self._progress.changed.set()
+
     def _capacity(self) -> int:
+        if self._is_held:
+            return 0
         driver = self._config.driver
         counts = self._progress.snapshot()
         capacity = admission_capacity(
@@ -202,7 +222,12 @@ class RolloutLoop:
         self._load[member.name] += 1
         try:
             summary_ref, batch_ref = member.handle.run_group.options(num_returns=2).remote(request)
-            summary: GroupSummary = await wait_for(summary_ref, seconds=seconds, phase=phase, actor=member.label)
+            try:
+                summary: GroupSummary = await wait_for(summary_ref, seconds=seconds, phase=phase, actor=member.label)
+            except asyncio.CancelledError:
+                # Its episodes would go on, and take the engines from others, for nobody.
+                ray.cancel(summary_ref)
+                raise
         except ActorDied:
             # Whoever supervises the workers notices by itself; until then nothing more goes there.
             self._dead.add(member.name)

@@ -7,7 +7,8 @@
     a training step              all train workers                                  deadlines.step_s
     the running evaluation       rollout workers                                    the evaluation's own deadline
     a publication                train workers and engines                          deadlines.publication_s, each phase
-    a checkpoint                 train workers, one rollout worker, the disk        deadlines.checkpoint_s
+    a checkpoint (its copy)      train workers                                      deadlines.checkpoint_s
+    a recovery                   new train workers, the engines                     start_s, checkpoint_s, publication_s
 
 The evaluation of a version is awaited before the next version is published, so that it runs on one version only.
 Slots are given back when the step has ended, not when the batch was taken: memory and ages stay bounded.
@@ -36,7 +37,8 @@ from rayrl.driver.staleness import oldest_allowed_version
 from rayrl.driver.step_account import step_account
 from rayrl.driver.step_metrics import StepTimes, batch_metrics
 from rayrl.driver.stop_signal import StopSignal
-from rayrl.errors import DeadlineExceeded
+from rayrl.driver.train_recovery import TrainRecovery
+from rayrl.errors import DeadlineExceeded, RayrlError
 from rayrl.infra.actor_group import ActorGroup
 from rayrl.tracking.metrics import Tracker
 from rayrl.training.step import TrainStepRequest, TrainStepResult
@@ -73,6 +75,7 @@ class TrainLoop:
         rollout_log: RolloutLog,
         tracker: Tracker,
         stop: StopSignal,
+        recovery: TrainRecovery,
         more_metrics: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """`more_metrics` is asked once a step, for what others count."""
@@ -89,6 +92,7 @@ class TrainLoop:
         self._rollout_log = rollout_log
         self._tracker = tracker
         self._stop = stop
+        self._recovery = recovery
         self._more_metrics = more_metrics
         self._dropped = 0
         self._budget = FailureBudget(
@@ -116,7 +120,11 @@ class TrainLoop:
             plan = await self._next_batch()
             if plan is None:
                 break
-            await self._step(plan, waited_s=time.monotonic() - started)
+            try:
+                await self._step(plan, waited_s=time.monotonic() - started)
+            except RayrlError as error:
+                self.phase = f"recovery after step {self._progress.step}"
+                await self._recovery.recover(error, plan.chosen)
         self.phase = "last evaluation"
         if self._stop.reason is not None:
             # The time left, which may be short, is for the checkpoint.
@@ -217,6 +225,7 @@ class TrainLoop:
             "rollout/groups_in_flight": float(self._rollout_loop.num_in_flight),
             "rollout/groups_buffered": float(len(self._buffer)),
             **self._checkpointer.metrics(),
+            **self._recovery.metrics(),
             **self._more_metrics(),
         }
         self.history.reward_means.append(metrics["reward/mean"])

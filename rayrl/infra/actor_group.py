@@ -182,6 +182,16 @@ class ActorGroup:
         _LOG.info("started %s", ", ".join(str(member.label) for member in members))
         return members
 
+    def take_over(self, other: "ActorGroup") -> None:
+        """Have the members of `other`, which is not to be used any more, in place of those of this group, shut down.
+
+        For groups that live and die as a whole: whoever holds this one goes on with new members of the old names.
+        """
+        assert self._closed, f"{self.name} still runs: two generations of members would answer to the same names"
+        self._members, self._next_index = list(other._members), other._next_index
+        self._closed = False
+        self.changed.set()
+
     def __len__(self) -> int:
         return len(self._members)
 

@@ -16,6 +16,7 @@ import yaml
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from rayrl.audit.report import audit_run
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.store import CheckpointStore
 from rayrl.config.loader import parse_section
@@ -113,6 +114,12 @@ def ledger_position(run_dir: Path) -> int:
         return 0
 
 
+def check_audit(run_dir: Path) -> None:
+    """The records of the run prove all that an audit asks for, or at least refute nothing."""
+    report = audit_run(run_dir)
+    assert [finding for finding in report.findings if finding.verdict == "refuted"] == []
+
+
 def outcomes(run_dir: Path) -> list[Any]:
     """Return the live outcomes."""
     ledger = Ledger.open(run_dir / "ledger.sqlite", read_only=True)
@@ -136,3 +143,28 @@ def final_tensors(run_dir: Path) -> dict[str, torch.Tensor]:
     with warnings.catch_warnings(action="ignore"):
         load(state, checkpoint_id=folder, no_dist=True)
     return state
+
+
+def deterministic_config(model: Path, root: Path, name: str, num_steps: int, **changes: Any) -> RunConfig:
+    """Return a run in deterministic mode, with a checkpoint after every second step."""
+    return small_config(
+        model,
+        root,
+        name,
+        **{
+            "run__deterministic": True,
+            "driver__max_staleness": 0,
+            "driver__num_steps": num_steps,
+            "inference__num_engines": 2,
+            "checkpoint__every": 2,
+            **changes,
+        },
+    )
+
+
+def check_same(undisturbed: RunConfig, disturbed: RunConfig) -> None:
+    """Weights, moments, random state and live outcomes are the same, bit by bit."""
+    expected, actual = final_tensors(undisturbed.run_dir), final_tensors(disturbed.run_dir)
+    assert expected.keys() == actual.keys()
+    assert [name for name, value in expected.items() if not torch.equal(value, actual[name])] == []
+    assert outcomes(disturbed.run_dir) == outcomes(undisturbed.run_dir)

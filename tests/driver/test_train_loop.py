@@ -48,6 +48,7 @@ def train_loop(buffer: GroupBuffer) -> TrainLoop:
         rollout_log=unused,
         tracker=unused,
         stop=StopSignal(),
+        recovery=unused,
     )
 
 
