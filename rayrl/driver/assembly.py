@@ -35,6 +35,7 @@ from rayrl.driver.supervisor import Supervisor
 from rayrl.driver.train_loop import TrainHistory, TrainLoop
 from rayrl.driver.train_recovery import TrainRecovery
 from rayrl.driver.watchdog import Watchdog
+from rayrl.errors import RayrlError
 from rayrl.tracking.metrics import Tracker
 from rayrl.tracking.run_folder import RunFolder
 from rayrl.utils.logger import get_logger
@@ -184,14 +185,19 @@ class Assembly:
         rollouts = asyncio.create_task(self.rollout_loop.run())
         waker = asyncio.create_task(self._wake_on_stop())
         try:
-            await self.watchdog.guard(self.train_loop.run())
+            while True:
+                await self.watchdog.guard(self.train_loop.run())
+                try:
+                    return await self._finish()
+                except RayrlError as error:
+                    # A training worker may die in the last save, too: the steps since the one before are done again.
+                    await self.train_loop.recover(error)
         finally:
             for task in (rollouts, waker):
                 task.cancel()
             await asyncio.gather(rollouts, waker, return_exceptions=True)
             await self.rollout_loop.close()
             await self.evaluator.close()
-        return await self._finish()
 
     async def _wake_on_stop(self) -> None:
         await self.stop.wait()

@@ -15,7 +15,7 @@ Slots are given back when the step has ended, not when the batch was taken: memo
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from rayrl.driver.batch import BatchPlan, plan_batch
 from rayrl.driver.checkpointer import Checkpointer
 from rayrl.driver.evaluator import Evaluator
 from rayrl.driver.failure_budget import FailureBudget
-from rayrl.driver.group_buffer import GroupBuffer
+from rayrl.driver.group_buffer import BufferedGroup, GroupBuffer
 from rayrl.driver.kl_coef import next_kl_coef
 from rayrl.driver.outcomes import OutcomeLog
 from rayrl.driver.progress import Progress
@@ -123,8 +123,7 @@ class TrainLoop:
             try:
                 await self._step(plan, waited_s=time.monotonic() - started)
             except RayrlError as error:
-                self.phase = f"recovery after step {self._progress.step}"
-                await self._recovery.recover(error, plan.chosen)
+                await self.recover(error, plan.chosen)
         self.phase = "last evaluation"
         if self._stop.reason is not None:
             # The time left, which may be short, is for the checkpoint.
@@ -136,6 +135,14 @@ class TrainLoop:
             await self._collect_evaluation()
         await self._rollout_log.finish()
         self._budget.finish()
+
+    async def recover(self, error: RayrlError, taken: Sequence[BufferedGroup] = ()) -> None:
+        """Go back to the newest checkpoint if a training worker was lost; `taken` are groups out of the buffer.
+
+        Raises `error` if that would not help.
+        """
+        self.phase = f"recovery after step {self._progress.step}"
+        await self._recovery.recover(error, taken)
 
     async def _next_batch(self) -> BatchPlan | None:
         """Wait for a full batch and take it out of the buffer; None if the run is asked to stop first."""

@@ -55,6 +55,7 @@ class VllmInferenceEngine:
         self._handles: dict[str, vllm_api.RequestHandle] = {}
         self._engine: Any = None
         self._version = NO_VERSION
+        self._num_loads = 0
         self._total_requests = 0
         self._asleep = False
         # Pause, resume and load, one at a time and in the order of the calls.
@@ -84,7 +85,7 @@ class VllmInferenceEngine:
         chunks = ChunkBuilder(request.request_id, self._config.stream_interval, self._version)
         ended = False
         try:
-            await handle.submit(request.prompt_tokens, params, salt=str(self._version))
+            await handle.submit(request.prompt_tokens, params, salt=f"{self._version}.{self._num_loads}")
             async for output in handle.outputs():
                 ended = output.finish_reason is not None
                 for chunk in chunks.add(output.tokens, output.logprobs, output.starts, output.finish_reason):
@@ -247,6 +248,8 @@ class VllmInferenceEngine:
             weights, idle = shared.to_dict(), not self._handles
             await self._guard(vllm_api.update_weights(self._engine, weights, version, idle=idle))
             self._version = version
+            # After a lost training group a version number comes again, with other weights.
+            self._num_loads += 1
         finally:
             if was_running and self._lifecycle.unavailable() is None:
                 await self._resume()

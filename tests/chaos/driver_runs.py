@@ -1,6 +1,7 @@
 """Whole runs in a process of their own, which can be killed; and what they leave on disk."""
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -63,6 +64,7 @@ class DriverProcess:
         self._config_path.parent.mkdir(parents=True, exist_ok=True)
         self._config_path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
         self._output = self._config_path.with_suffix(".log").open("ab")
+        self._log_start = self._output.tell()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rayrl.cli.main", "train", str(self._config_path), "--resume", resume],
             stdout=self._output,
@@ -76,20 +78,34 @@ class DriverProcess:
         """What all drivers of this run have printed."""
         return self._config_path.with_suffix(".log").read_text(errors="replace")
 
+    def members(self) -> dict[str, int]:
+        """Return name and process id of all actors that this driver has started, those that died since included."""
+        text = self._config_path.with_suffix(".log").read_bytes()[self._log_start :].decode(errors="replace")
+        return {
+            name: int(pid)
+            for name, pid in re.findall(r"((?:train|inference|rollout)-\d+) \(node [^)]*pid (\d+)\)", text)
+        }
+
     def wait(self) -> int:
         """Return the exit code."""
         return self.process.wait(RUN_S)
 
-    def kill_when(self, is_time: Callable[[], bool], number: signal.Signals = signal.SIGKILL) -> bool:
-        """Send a signal once `is_time()`; False if the run ended before."""
+    def reaches(self, is_time: Callable[[], bool]) -> bool:
+        """Return True once `is_time()`; False if the run ended before."""
         pause = threading.Event()
         while self.process.poll() is None:
             if is_time():
-                self.process.send_signal(number)
-                self.process.wait(RUN_S)
                 return True
             pause.wait(POLL_S)
         return False
+
+    def kill_when(self, is_time: Callable[[], bool], number: signal.Signals = signal.SIGKILL) -> bool:
+        """Send a signal once `is_time()`, and wait for the end; False if the run ended before."""
+        if not self.reaches(is_time):
+            return False
+        self.process.send_signal(number)
+        self.process.wait(RUN_S)
+        return True
 
     def close(self) -> None:
         """Kill what is left."""

@@ -1,6 +1,7 @@
 """Deterministic mode: a run that is killed again and again ends with the bits and the ledger of one that is not."""
 
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ import ray
 from driver_runs import DriverProcess, check_audit, check_same, deterministic_config, ledger_position
 
 from rayrl import Run, RunConfig
+from rayrl.cli.exit_code import ExitCode
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.usefixtures("ray_cluster")]
 
-NUM_STEPS = 6
-TRANSACTIONS = 2 * NUM_STEPS
-"""A step is two transactions: its publication and its outcomes."""
+STEPS_PER_POINT = 3
+LAST_POINT = 7
+"""Transactions of the ledger from the start of a driver to its end, at most; a step has two, the start a few."""
 
 
 def run_to_the_end(config: RunConfig) -> None:
@@ -21,13 +23,19 @@ def run_to_the_end(config: RunConfig) -> None:
 
 
 def run_with_kills(config: RunConfig, address: str, points: list[int]) -> int:
-    """Kill the driver at each number of ledger transactions, counted from its start; return how often it died."""
+    """End the driver at each number of ledger transactions, counted from its start; return how often it was ended.
+
+    Every second end is a SIGTERM: the run saves, and leaves with the exit code of a stopped one.
+    """
     killed = 0
-    for point in points:
+    for index, point in enumerate(points):
+        number = signal.SIGTERM if index % 2 else signal.SIGKILL
         before = ledger_position(config.run_dir)
         driver = DriverProcess(config, address)
         try:
-            killed += driver.kill_when(lambda target=before + point: ledger_position(config.run_dir) >= target)
+            if driver.kill_when(lambda target=before + point: ledger_position(config.run_dir) >= target, number):
+                killed += 1
+                assert driver.wait() == (ExitCode.STOPPED if number == signal.SIGTERM else -number), driver.output
         finally:
             driver.close()
     run_to_the_end(config)
@@ -40,13 +48,14 @@ def test_killed_and_resumed_run_ends_with_the_same_bits_and_ledger(
 ) -> None:
     address = ray.get_runtime_context().gcs_address
     rng = random.Random(num_points)
-    points = [rng.randint(1, TRANSACTIONS // 2) for _ in range(num_points)]
-    undisturbed = deterministic_config(chaos_model, tmp_path / "a", "undisturbed", NUM_STEPS)
-    killed = deterministic_config(chaos_model, tmp_path / "b", "killed", NUM_STEPS)
+    points = [rng.randint(1, LAST_POINT) for _ in range(num_points)]
+    num_steps = STEPS_PER_POINT * num_points
+    undisturbed = deterministic_config(chaos_model, tmp_path / "a", "undisturbed", num_steps)
+    killed = deterministic_config(chaos_model, tmp_path / "b", "killed", num_steps)
 
     run_to_the_end(undisturbed)
     num_killed = run_with_kills(killed, address, points)
 
-    assert num_killed >= num_points // 2, "the kills must come while the run goes on"
+    assert num_killed == num_points, "all of them come while the run goes on"
     check_same(undisturbed, killed)
     check_audit(killed.run_dir)
