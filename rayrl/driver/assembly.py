@@ -121,12 +121,7 @@ class Assembly:
             evaluator=evaluator,
             checkpointer=checkpointer,
             rollout_loop=rollout_loop,
-            rollout_log=RolloutLog(
-                folder=folder.rollouts,
-                workers=fleet.rollout,
-                is_enabled=config.tracking.rollout_log,
-                deadline_s=config.driver.deadlines.checkpoint_s,
-            ),
+            rollout_log=_rollout_log(config, folder, fleet),
             tracker=tracker,
             stop=stop,
             recovery=recovery,
@@ -289,6 +284,15 @@ def _watch(
         groups=fleet.groups,
         ledger=ledger,
         logs=folder.logs,
+    )
+
+
+def _rollout_log(config: RunConfig, folder: RunFolder, fleet: Fleet) -> RolloutLog:
+    return RolloutLog(
+        folder=folder.rollouts,
+        workers=fleet.rollout,
+        is_enabled=config.tracking.rollout_log,
+        deadline_s=config.driver.deadlines.checkpoint_s,
     )
 
 
