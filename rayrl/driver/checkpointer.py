@@ -111,6 +111,11 @@ class Checkpointer:
         await self.save()
         await self.finish_writing()
 
+    async def note_ended(self) -> None:
+        """Deal with a save that has ended meanwhile; waits for none. To be called between steps. Raises as `save`."""
+        if self._task is not None and self._task.done():
+            await self.finish_writing()
+
     async def finish_writing(self) -> None:
         """Wait for the save that is under way, if there is one. Raises as `save`."""
         task, self._task = self._task, None

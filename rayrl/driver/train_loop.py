@@ -286,6 +286,7 @@ class TrainLoop:
         return record
 
     async def _after_step(self, step: int) -> None:
+        await self._checkpointer.note_ended()
         if self._evaluator.is_due(step) and step < self._config.driver.num_steps:
             await self._collect_evaluation()
             self._evaluator.start(self._progress.version)

@@ -48,7 +48,7 @@ class FakeTrain:
 
 
 class FakeWorkers:
-    async def call(self, index: int, method: str, path: str, *batches: Any, seconds: float, phase: str) -> None:
+    async def call_any(self, method: str, path: str, *batches: Any, seconds: float, phase: str) -> None:
         assert method == "write_groups"
         write_text(path, ",".join(batches))
 
@@ -112,6 +112,7 @@ class Bench:
     async def step(self, step: int) -> bool:
         """End a step as the train loop does; return whether a checkpoint was begun."""
         self.progress.step = self.progress.version = step
+        await self.checkpointer.note_ended()
         if not self.checkpointer.is_due(step):
             return False
         await self.checkpointer.save()
@@ -176,6 +177,15 @@ async def test_full_disk_ends_the_run_with_the_cause_and_older_checkpoints_intac
 
     assert bench.complete() == [2]
     assert not list(bench.root.glob(".tmp-*")), "the space is given back"
+
+
+async def test_failure_of_a_save_shows_at_the_end_of_the_next_step(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.train.error = CheckpointError("cannot write: Input/output error")
+    await bench.step(2)
+    await asyncio.wait([bench.checkpointer._task])  # type: ignore[list-item]
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        await bench.step(3)
 
 
 async def test_full_disk_is_counted_and_recorded_when_the_run_is_to_continue(tmp_path: Path) -> None:
