@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rayrl.config.run import RunConfig, SFTRunConfig
+    from rayrl.config.run import PreferenceRunConfig, RewardModelRunConfig, RunConfig, SFTRunConfig
+    from rayrl.driver.pairs import PreferenceRun, RewardModelRun
     from rayrl.driver.result import RunResult
     from rayrl.driver.run import Run
     from rayrl.driver.run_handle import RunHandle
@@ -22,9 +23,25 @@ _HOMES = {
     "RunConfig": "rayrl.config.run",
     "SFTRun": "rayrl.driver.sft",
     "SFTRunConfig": "rayrl.config.run",
+    "PreferenceRun": "rayrl.driver.pairs",
+    "PreferenceRunConfig": "rayrl.config.run",
+    "RewardModelRun": "rayrl.driver.pairs",
+    "RewardModelRunConfig": "rayrl.config.run",
 }
 
-__all__ = ["Run", "RunConfig", "RunHandle", "RunResult", "SFTRun", "SFTRunConfig", "__version__"]
+__all__ = [
+    "PreferenceRun",
+    "PreferenceRunConfig",
+    "RewardModelRun",
+    "RewardModelRunConfig",
+    "Run",
+    "RunConfig",
+    "RunHandle",
+    "RunResult",
+    "SFTRun",
+    "SFTRunConfig",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

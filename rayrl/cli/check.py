@@ -3,20 +3,25 @@
 from rayrl.cli.arguments import ConfigPath, Overrides
 from rayrl.cli.config_file import load_any_config
 from rayrl.config.algorithm import AlgorithmConfig
-from rayrl.config.run import RunConfig, SFTRunConfig
+from rayrl.config.run import RunConfig
+from rayrl.config.supervised import SFTRunConfig, SupervisedRunConfig
 
 
 def check(config: ConfigPath, overrides: Overrides = None) -> None:
     """Parse a config, print its batch arithmetic and placement plan, and look for its files. Starts nothing."""
     parsed = load_any_config(config, overrides or [])
-    from rayrl.driver.preflight import check_run, check_sft_run
+    from rayrl.driver.pairs import pair_encoding
+    from rayrl.driver.preflight import check_pair_run, check_run, check_sft_run
     from rayrl.infra.placement_plan import describe_plan, plan_placement, plan_sft_placement
 
     print(f"{config}: parsed, run folder {parsed.run_dir}")
-    if isinstance(parsed, SFTRunConfig):
+    if not isinstance(parsed, RunConfig):
         _print_section("batch", sft_batch_lines(parsed))
         _print_section("placement", describe_plan(plan_sft_placement(parsed)).splitlines())
-        _print_section("files", check_sft_run(parsed))
+        if isinstance(parsed, SFTRunConfig):
+            _print_section("files", check_sft_run(parsed))
+        else:
+            _print_section("files", check_pair_run(parsed, pair_encoding(parsed)))
     else:
         _print_section("batch", batch_lines(parsed))
         _print_section("algorithm", algorithm_lines(parsed.algorithm))
@@ -45,13 +50,13 @@ def batch_lines(config: RunConfig) -> list[str]:
     return lines
 
 
-def sft_batch_lines(config: SFTRunConfig) -> list[str]:
-    """Return the arithmetic of an SFT run."""
-    sft = config.sft
+def sft_batch_lines(config: SupervisedRunConfig) -> list[str]:
+    """Return the arithmetic of a run on given answers."""
+    loop, what = config.loop, "examples" if isinstance(config, SFTRunConfig) else "pairs"
     return [
-        f"examples per step = {sft.batch_size}, on {config.training.parallel.world_size} training workers",
-        f"optimizer steps = {sft.num_steps}",
-        f"examples in all = {sft.num_steps * sft.batch_size}",
+        f"{what} per step = {loop.batch_size}, on {config.training.parallel.world_size} training workers",
+        f"optimizer steps = {loop.num_steps}",
+        f"{what} in all = {loop.num_steps * loop.batch_size}",
     ]
 
 

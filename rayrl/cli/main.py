@@ -19,6 +19,8 @@ from rayrl.cli.evaluate import evaluate
 from rayrl.cli.exit_code import exit_code_of
 from rayrl.cli.failure import failure_text, root_error
 from rayrl.cli.models import models_app
+from rayrl.cli.preference import preference
+from rayrl.cli.reward_model import reward_model
 from rayrl.cli.schema import schema
 from rayrl.cli.sft import sft
 from rayrl.cli.train import train
@@ -34,6 +36,8 @@ app = typer.Typer(
 )
 app.command("train")(train)
 app.command("sft")(sft)
+app.command("preference")(preference)
+app.command("reward-model")(reward_model)
 app.command("eval")(evaluate)
 app.command("check")(check)
 app.command("audit")(audit)

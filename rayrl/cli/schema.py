@@ -4,5 +4,5 @@ from rayrl.config.run import json_schema
 
 
 def schema() -> None:
-    """Print the JSON schema of the configs of `train` and `sft`."""
+    """Print the JSON schema of all kinds of config files."""
     print(json_schema())

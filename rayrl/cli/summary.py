@@ -14,6 +14,8 @@ _METRICS = {
     "accuracy after": "eval/accuracy",
     "reward first step": "reward/first",
     "reward last step": "reward/last",
+    "margin before": "eval/margin_before",
+    "margin after": "eval/margin",
     "loss last step": "loss/last",
 }
 

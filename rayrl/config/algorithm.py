@@ -5,12 +5,23 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from rayrl.config.base import Section
+from rayrl.config.critic import CriticConfig
 from rayrl.config.kl import KLConfig
 from rayrl.config.presets import PRESETS
 from rayrl.config.shaping import ShapingConfig
 
 AdvantageName = Literal[
-    "grpo", "dr_grpo", "rloo", "maxrl", "opo", "gpg", "pass_at_k", "reinforce_pp", "reinforce_pp_baseline"
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "maxrl",
+    "opo",
+    "gpg",
+    "pass_at_k",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "gae",
+    "distillation",
 ]
 ObjectiveName = Literal["ppo_clip", "gspo", "cispo", "sapo", "reinforce", "gmpo", "dppo", "m2po", "clip_cov", "kl_cov"]
 ProximalName = Literal["recompute", "loglinear", "sampler"]
@@ -32,10 +43,12 @@ PresetName = Literal[
     "kl_cov",
     "dppo",
     "m2po",
+    "ppo",
+    "distillation",
 ]
 
 
-READ_TOKEN_REWARDS = ("reinforce_pp",)
+READ_TOKEN_REWARDS = ("reinforce_pp", "gae")
 """Advantages that are computed from one reward per token; the others read one per trajectory."""
 
 
@@ -95,6 +108,8 @@ class AlgorithmConfig(Section):
     """How token losses become one number; denominators are those of the whole optimizer step."""
     kl: KLConfig = KLConfig()
     """Penalty towards the reference policy."""
+    critic: CriticConfig | None = None
+    """The critic of the advantage `gae`; none when empty."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Factor of the entropy bonus; costs memory and time when not 0."""
     shaping: ShapingConfig = ShapingConfig()
@@ -148,3 +163,13 @@ class AlgorithmConfig(Section):
             if isinstance(values, dict) and isinstance(data.get(name), dict):
                 merged[name] = {**values, **data[name]}
         return merged
+
+    @model_validator(mode="after")
+    def _check_critic(self) -> Self:
+        if (self.advantage == "gae") != (self.critic is not None):
+            given = "none" if self.critic is None else "one"
+            raise ValueError(
+                f"advantage {self.advantage!r} with {given} in `critic`: gae needs a critic and no other advantage "
+                "takes one; set algorithm.preset=ppo, or algorithm.critic to {} or null"
+            )
+        return self

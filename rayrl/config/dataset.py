@@ -44,6 +44,8 @@ class ArithmeticDataset(_DatasetBase):
     """Share of the problems in the held-out part."""
     size: int | None = Field(default=None, gt=0)
     """At most this many problems of the split; all when empty."""
+    with_rejected: bool = False
+    """Give each problem a wrong answer near the right one in its field `rejected`, for preference training."""
 
 
 class JsonlDataset(_DatasetBase):

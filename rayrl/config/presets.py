@@ -61,6 +61,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Clip and KL penalty on the tokens of highest covariance, against the collapse of entropy.
     "clip_cov": {"advantage": "grpo", "objective": "clip_cov", "clip_low": 0.2, "clip_high": 0.2},
     "kl_cov": {"advantage": "grpo", "objective": "kl_cov"},
+    # Schulman et al. 2017: a critic and GAE instead of groups.
+    "ppo": {"advantage": "gae", "objective": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2, "critic": {}},
+    # Agarwal et al. 2023: a token's advantage is how much likelier the teacher finds it; needs the section `teacher`.
+    "distillation": {"advantage": "distillation", "objective": "reinforce"},
     # A trust region by divergence mask, and by the second moment of the log ratio: both around the sampling policy.
     "dppo": {"advantage": "grpo", "objective": "dppo", "proximal": "sampler"},
     "m2po": {"advantage": "grpo", "objective": "m2po", "proximal": "sampler"},

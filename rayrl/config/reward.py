@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rayrl.config.base import Section
+from rayrl.config.frozen import FrozenModelSection
 
 
 class ExactMatchReward(Section):
@@ -53,6 +54,20 @@ class FunctionReward(Section):
     """Time for one completion."""
 
 
+class RewardModelReward(FrozenModelSection):
+    """The score of a reward model, as `rayrl reward-model` exports it. An actor of its own hosts the model."""
+
+    type: Literal["reward_model"]
+    prompt_format: Literal["chat", "text"] = "chat"
+    """As in the training of the reward model."""
+    system_prompt: str | None = None
+    """System message in front of chat prompts."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Time for one score; after it the episode is tried again, as for a lost engine."""
+    max_batch_size: int = Field(default=64, gt=0)
+    """Most completions that are scored at once."""
+
+
 class WeightedReward(Section):
     """One term of a weighted sum."""
 
@@ -73,7 +88,24 @@ class WeightedSumReward(Section):
 
 
 RewardConfig = Annotated[
-    ExactMatchReward | RegexReward | ReasoningGymReward | MathReward | FunctionReward | WeightedSumReward,
+    ExactMatchReward
+    | RegexReward
+    | ReasoningGymReward
+    | MathReward
+    | FunctionReward
+    | RewardModelReward
+    | WeightedSumReward,
     Field(discriminator="type"),
 ]
 WeightedReward.model_rebuild()
+
+
+def reward_models(*rewards: RewardConfig | None) -> tuple[RewardModelReward, ...]:
+    """Return the reward models that these rewards ask, terms of sums included, one for each path."""
+    found: dict[str, RewardModelReward] = {}
+    for reward in rewards:
+        if isinstance(reward, RewardModelReward):
+            found.setdefault(reward.path, reward)
+        elif isinstance(reward, WeightedSumReward):
+            found |= {model.path: model for model in reward_models(*(term.reward for term in reward.terms))}
+    return tuple(found.values())

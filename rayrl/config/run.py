@@ -1,42 +1,37 @@
-"""The whole config of a run, and of an SFT run."""
+"""The whole config of a reinforcement learning run."""
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from rayrl.config.algorithm import AlgorithmConfig
-from rayrl.config.base import Section
 from rayrl.config.checkpoint import CheckpointConfig
 from rayrl.config.dataset import DatasetConfig
 from rayrl.config.debug import DebugConfig
-from rayrl.config.driver import DeadlineConfig, DriverConfig, EvalConfig
+from rayrl.config.driver import DriverConfig, EvalConfig
+from rayrl.config.frozen import TeacherConfig
 from rayrl.config.inference import InferenceConfig
-from rayrl.config.loader import load_section
 from rayrl.config.model import ModelConfig
 from rayrl.config.placement import PlacementConfig
 from rayrl.config.reward import RewardConfig, WeightedSumReward
 from rayrl.config.rollout import NEUTRAL_SAMPLING, RolloutConfig
+from rayrl.config.run_file import RunFile, RunSection
+from rayrl.config.supervised import PreferenceRunConfig, RewardModelRunConfig, SFTRunConfig, SFTSection
 from rayrl.config.supervision import SupervisionConfig
 from rayrl.config.tracking import TrackingConfig
 from rayrl.config.training import TrainingConfig
 from rayrl.config.transfer import TransferConfig
 
-
-class RunSection(Section):
-    """Name, place and seed of the run."""
-
-    name: str = Field(pattern=r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$")
-    """Name of the run; its folder is `output_root/name`. Dots alone would name another folder."""
-    output_root: str = "runs"
-    """Folder of all runs; everything that a run writes lies below its own folder there."""
-    seed: int = Field(default=1, ge=0)
-    """Seed of data order, sampling and initialisation."""
-    deterministic: bool = False
-    """The same config gives the same weights bit by bit, also when it is killed and resumed. Slow: sequences are
-    decoded one by one. Needs driver.max_staleness: 0 and the embedded engine."""
+__all__ = [
+    "PreferenceRunConfig",
+    "RewardModelRunConfig",
+    "RunConfig",
+    "RunSection",
+    "SFTRunConfig",
+    "SFTSection",
+    "json_schema",
+]
 
 
 def _reward_types(reward: RewardConfig) -> set[str]:
@@ -46,24 +41,7 @@ def _reward_types(reward: RewardConfig) -> set[str]:
     return {reward.type}
 
 
-class _RunFile(Section):
-    """What every config file of a run has."""
-
-    run: RunSection
-    """Name and place."""
-
-    @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
-        """Read a YAML file and apply `section.key=value` overrides. ConfigError names field, value and constraint."""
-        return load_section(cls, path, overrides)
-
-    @property
-    def run_dir(self) -> Path:
-        """Folder of this run."""
-        return Path(self.run.output_root) / self.run.name
-
-
-class RunConfig(_RunFile):
+class RunConfig(RunFile):
     """Everything that `rayrl train` needs."""
 
     model: ModelConfig
@@ -84,6 +62,8 @@ class RunConfig(_RunFile):
     """Objective."""
     evaluation: EvalConfig | None = None
     """Evaluation; none when empty."""
+    teacher: TeacherConfig | None = None
+    """Teacher of the advantage `distillation`; none when empty."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
     tracking: TrackingConfig = TrackingConfig()
@@ -177,42 +157,23 @@ class RunConfig(_RunFile):
                 f"above 0, or another transfer.backend"
             )
 
-
-class SFTSection(Section):
-    """The supervised loop."""
-
-    num_steps: int = Field(gt=0)
-    """Optimizer steps."""
-    batch_size: int = Field(gt=0)
-    """Examples per step."""
-    prompt_format: Literal["chat", "text"] = "chat"
-    """As in the single-turn workflow."""
-    system_prompt: str | None = None
-    """System message in front of chat prompts."""
-    deadlines: DeadlineConfig = DeadlineConfig()
-    """Deadlines of all waits."""
-
-
-class SFTRunConfig(_RunFile):
-    """Everything that `rayrl sft` needs: the prompts' `answer` is the completion that is learned."""
-
-    model: ModelConfig
-    """The model."""
-    dataset: DatasetConfig
-    """Prompts with answers."""
-    sft: SFTSection
-    """The loop."""
-    training: TrainingConfig
-    """Training workers."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    """Checkpoints."""
-    tracking: TrackingConfig = TrackingConfig()
-    """Metrics."""
-    placement: PlacementConfig = PlacementConfig()
-    """Placement."""
+    @model_validator(mode="after")
+    def _check_other_models(self) -> Self:
+        if (self.algorithm.advantage == "distillation") != (self.teacher is not None):
+            raise ValueError(
+                f"algorithm.advantage={self.algorithm.advantage} and teacher={self.teacher}: distillation needs a "
+                "teacher and no other advantage asks one; set algorithm.preset=distillation and teacher.path, or none"
+            )
+        critic = self.algorithm.critic
+        if critic is not None and critic.warmup_steps >= self.driver.num_steps:
+            raise ValueError(
+                f"algorithm.critic.warmup_steps={critic.warmup_steps} leaves none of driver.num_steps="
+                f"{self.driver.num_steps} for the policy"
+            )
+        return self
 
 
 def json_schema() -> str:
-    """Return the JSON schema of both configs: the golden file of the tests, and what editors can use."""
-    schemas = {"RunConfig": RunConfig.model_json_schema(), "SFTRunConfig": SFTRunConfig.model_json_schema()}
-    return json.dumps(schemas, indent=1, sort_keys=True)
+    """Return the JSON schema of all kinds of config files: the golden file of the tests, and what editors can use."""
+    kinds = (RunConfig, SFTRunConfig, PreferenceRunConfig, RewardModelRunConfig)
+    return json.dumps({kind.__name__: kind.model_json_schema() for kind in kinds}, indent=1, sort_keys=True)

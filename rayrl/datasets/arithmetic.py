@@ -6,6 +6,8 @@ from rayrl.config.dataset import ArithmeticDataset
 from rayrl.datasets.source import PromptRow
 from rayrl.errors import DatasetError
 
+REJECTED = "rejected"
+"""Field of a row with an answer that is worse than its `answer`."""
 _MAX_PROBLEMS = 2_000_000
 
 
@@ -41,13 +43,22 @@ class ArithmeticSource:
         self._codes = sorted(code for _, code in members)
         self._base = base
         self._num_operands = config.num_operands
+        self._with_rejected = config.with_rejected
 
     def __len__(self) -> int:
         return len(self._codes)
 
     def row(self, index: int) -> PromptRow:
         operands = _operands(self._codes[index], self._base, self._num_operands)
-        return PromptRow(text=_problem(operands), answer=str(sum(operands)))
+        metadata = {REJECTED: str(_wrong_sum(operands))} if self._with_rejected else {}
+        return PromptRow(text=_problem(operands), answer=str(sum(operands)), metadata=metadata)
+
+
+def _wrong_sum(operands: list[int]) -> int:
+    """Return a number from 0 on that differs from the sum by 1 to 5; the same for the same problem."""
+    digest = hashlib.blake2b(_problem(operands).encode(), digest_size=2, person=b"rejected").digest()
+    distance, total = 1 + digest[0] % 5, sum(operands)
+    return total - distance if digest[1] % 2 and total >= distance else total + distance
 
 
 def _operands(code: int, base: int, num_operands: int) -> list[int]:

@@ -19,6 +19,7 @@ from rayrl.driver.checkpointer import Checkpointer
 from rayrl.driver.ending import ending_with
 from rayrl.driver.evaluator import Evaluator
 from rayrl.driver.fleet import Fleet
+from rayrl.driver.frozen_models import Teacher
 from rayrl.driver.grace import within_grace
 from rayrl.driver.group_buffer import GroupBuffer
 from rayrl.driver.kl_coef import first_kl_coef
@@ -36,6 +37,7 @@ from rayrl.driver.train_loop import TrainHistory, TrainLoop
 from rayrl.driver.train_recovery import TrainRecovery
 from rayrl.driver.watchdog import Watchdog
 from rayrl.errors import RayrlError
+from rayrl.infra.placement_plan import TEACHER_ROLE
 from rayrl.tracking.metrics import Tracker
 from rayrl.tracking.run_folder import RunFolder
 from rayrl.utils.logger import get_logger
@@ -85,10 +87,7 @@ class Assembly:
         stop: StopSignal,
     ) -> "Assembly":
         assert fleet.inference is not None
-        source = load_source(config.dataset)
-        stream = PromptStream(
-            source, seed=config.run.seed, shuffle=config.dataset.shuffle, max_epochs=config.dataset.epochs
-        )
+        stream = _stream(config)
         outcomes = OutcomeLog(stream=stream, ledger=ledger)
         progress = Progress(kl_coef=first_kl_coef(config.algorithm.kl))
         buffer = GroupBuffer()
@@ -126,6 +125,7 @@ class Assembly:
             stop=stop,
             recovery=recovery,
             more_metrics=supervisor.metrics,
+            teacher=_teacher(config, fleet),
         )
         return cls(
             config=config,
@@ -241,6 +241,17 @@ class Assembly:
             "supervision": self.supervisor.status(),
             "training": {member.name: member.pid for member in self.fleet.train.members},
         }
+
+
+def _stream(config: RunConfig) -> PromptStream:
+    dataset = config.dataset
+    source = load_source(dataset)
+    return PromptStream(source, seed=config.run.seed, shuffle=dataset.shuffle, max_epochs=dataset.epochs)
+
+
+def _teacher(config: RunConfig, fleet: Fleet) -> Teacher | None:
+    group = fleet.frozen.get(TEACHER_ROLE)
+    return None if group is None else Teacher(group, config.driver.deadlines.step_s)
 
 
 def _supervise(

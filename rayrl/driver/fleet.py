@@ -1,6 +1,7 @@
 """All actors of a run: placed, started together, torn down together."""
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 from rayrl.config.driver import DeadlineConfig
 from rayrl.config.model import ModelConfig
-from rayrl.config.run import RunConfig, SFTRunConfig
+from rayrl.config.run import RunConfig
+from rayrl.config.supervised import SupervisedRunConfig
+from rayrl.driver.frozen_models import absolute_critic, absolute_reward, frozen_starters, scorer_entries
 from rayrl.driver.member_starter import MemberStarter
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.settings import EngineSettings
@@ -30,7 +33,7 @@ _EPISODES_AT_ONCE = 100_000
 
 @dataclass(slots=True, kw_only=True)
 class Fleet:
-    """The actor groups of a run; `inference` is None for supervised runs."""
+    """The actor groups of a run; `inference` is None for supervised runs, `frozen` has reward models and teacher."""
 
     reservation: Reservation
     train: ActorGroup
@@ -39,10 +42,13 @@ class Fleet:
     shutdown_s: float
     starters: dict[str, MemberStarter] = field(default_factory=dict)
     """How to start further members, by role, for the supervisor."""
+    frozen: Mapping[str, ActorGroup] = field(default_factory=dict)
+    """By role."""
 
     def groups(self) -> list[ActorGroup]:
         """Return all groups that there are."""
-        return [group for group in (self.rollout, self.inference, self.train) if group is not None]
+        groups = (self.rollout, self.inference, self.train, *self.frozen.values())
+        return [group for group in groups if group is not None]
 
     async def close(self) -> None:
         """Let every actor leave in order, then kill what is left and give the resources back."""
@@ -81,6 +87,19 @@ async def start_fleet(config: RunConfig) -> Fleet:
     """Place and start all actors of a reinforcement learning run. PlacementError, ActorError or DeadlineExceeded."""
     deadlines = config.driver.deadlines
     reservation = await asyncio.to_thread(reserve, plan_placement(config), deadlines.placement_s)
+    # Before the others: rollout workers, also those that replace lost ones, are told of reward models when they start.
+    frozen = await _start_together(frozen_starters(config, reservation, deadlines), reservation, deadlines.shutdown_s)
+    try:
+        return await _start_around(config, frozen, reservation, deadlines)
+    except BaseException:
+        await asyncio.gather(*(group.shutdown(deadlines.shutdown_s) for group in frozen.values()))
+        raise
+
+
+async def _start_around(
+    config: RunConfig, frozen: Mapping[str, ActorGroup], reservation: Reservation, deadlines: DeadlineConfig
+) -> Fleet:
+    """Start the groups of a reinforcement learning run that may ask frozen models."""
     model = absolute_model(config.model)
     engine_settings = EngineSettings(
         model=model,
@@ -90,11 +109,13 @@ async def start_fleet(config: RunConfig) -> Fleet:
         deterministic=config.run.deterministic,
         recording=collective_recording(config),
     )
+    eval_reward = None if config.evaluation is None else config.evaluation.reward
     rollout_settings = RolloutSettings(
         model=model,
         rollout=config.rollout,
-        reward=config.reward,
-        eval_reward=None if config.evaluation is None else config.evaluation.reward,
+        reward=absolute_reward(config.reward),
+        eval_reward=None if eval_reward is None else absolute_reward(eval_reward),
+        scorers=scorer_entries(config, frozen),
     )
     starters = {
         "train": _start_train(_rl_settings(config, model), reservation, deadlines),
@@ -118,6 +139,7 @@ async def start_fleet(config: RunConfig) -> Fleet:
             )
             for role, settings in (("inference", engine_settings), ("rollout", rollout_settings))
         },
+        frozen=frozen,
     )
     engines = {member.name: member.handle for member in groups["inference"].members}
     await fleet.rollout.call_all("connect", engines, seconds=deadlines.start_s, phase="connecting rollout to engines")
@@ -130,13 +152,18 @@ async def start_training_group(config: RunConfig, reservation: Reservation) -> A
     return await _start_train(settings, reservation, config.driver.deadlines)
 
 
-async def start_sft_fleet(config: SFTRunConfig) -> Fleet:
-    """Place and start the actors of a supervised run: training workers and one worker that encodes examples."""
-    deadlines = config.sft.deadlines
+async def start_supervised_fleet(
+    config: SupervisedRunConfig, adapt: Callable[[TrainWorkerSettings], TrainWorkerSettings]
+) -> Fleet:
+    """Place and start the actors of a run on given answers: training workers and one worker that encodes examples.
+
+    `adapt` gives the training workers what the kind of run needs.
+    """
+    deadlines = config.loop.deadlines
     reservation = await asyncio.to_thread(reserve, plan_sft_placement(config), deadlines.placement_s)
     model = absolute_model(config.model)
     starters = {
-        "train": _start_train(_sft_settings(config, model), reservation, deadlines),
+        "train": _start_train(adapt(_supervised_settings(config, model)), reservation, deadlines),
         "rollout": _start_rollout(RolloutSettings(model=model), 1, reservation, deadlines),
     }
     groups = await _start_together(starters, reservation, deadlines.shutdown_s)
@@ -153,6 +180,8 @@ async def _start_together(
     starters: dict[str, Any], reservation: Reservation, shutdown_s: float
 ) -> dict[str, ActorGroup]:
     """Start all groups at once; if one fails, or the caller is cancelled, tear the others down and raise its error."""
+    if not starters:
+        return {}
     tasks = [asyncio.ensure_future(starter) for starter in starters.values()]
     cancelled: asyncio.CancelledError | None = None
     try:
@@ -175,7 +204,7 @@ def _rl_settings(config: RunConfig, model: ModelConfig) -> TrainWorkerSettings:
     return TrainWorkerSettings(
         model=model,
         training=config.training,
-        algorithm=config.algorithm,
+        algorithm=absolute_critic(config.algorithm),
         temperature=config.rollout.sampling.temperature,
         minibatches=config.driver.minibatches,
         num_steps=config.driver.num_steps * config.driver.minibatches,
@@ -188,17 +217,17 @@ def _rl_settings(config: RunConfig, model: ModelConfig) -> TrainWorkerSettings:
     )
 
 
-def _sft_settings(config: SFTRunConfig, model: ModelConfig) -> TrainWorkerSettings:
+def _supervised_settings(config: SupervisedRunConfig, model: ModelConfig) -> TrainWorkerSettings:
     return TrainWorkerSettings(
         model=model,
         training=config.training,
         algorithm=None,
         temperature=1.0,
         minibatches=1,
-        num_steps=config.sft.num_steps,
+        num_steps=config.loop.num_steps,
         max_new_tokens=0,
         seed=config.run.seed,
-        collective_timeout_s=config.sft.deadlines.step_s,
+        collective_timeout_s=config.loop.deadlines.step_s,
         transfer=None,
     )
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from rayrl.config.dataset import DatasetConfig
+from rayrl.config.reward import reward_models
 from rayrl.config.rollout import SingleTurnWorkflow
-from rayrl.config.run import RunConfig, SFTRunConfig
+from rayrl.config.run import RunConfig
+from rayrl.config.supervised import PairRunConfig, SFTRunConfig, SupervisedRunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
 from rayrl.driver.group_filter import GroupFilter
@@ -12,6 +14,7 @@ from rayrl.errors import ConfigError, ModelError
 from rayrl.models.context import context_limit
 from rayrl.models.folder import check_model_folder
 from rayrl.models.shape import read_model_shape
+from rayrl.rollout.pair_examples import PairEncoding, encode_pair
 from rayrl.rollout.registry import make_workflow
 from rayrl.rollout.settings import sampling_params
 from rayrl.rollout.sft_examples import encode_example
@@ -34,6 +37,7 @@ def check_run(config: RunConfig) -> list[str]:
     GroupFilter(config.algorithm.shaping)
     check_reward(config.reward)
     notes.append(f"reward {config.reward.type}: can be made")
+    notes += _check_frozen(config)
     notes.append(_check_dataset(config, config.dataset, "dataset", config.rollout.sampling.max_new_tokens, limit))
     if config.evaluation is not None:
         if config.evaluation.reward is not None:
@@ -50,6 +54,42 @@ def check_sft_run(config: SFTRunConfig) -> list[str]:
     notes.append(f"layout: {check_layout(config.training, read_model_shape(config.model.path))}")
     notes.append(_check_examples(config, context_limit(config.model)))
     notes += _check_sinks(config)
+    return notes
+
+
+def check_pair_run(config: PairRunConfig, encoding: PairEncoding) -> list[str]:
+    """As `check_run`, for runs on pairs."""
+    notes = _check_model(config.model.path, config.loop.prompt_format == "chat")
+    notes.append(f"layout: {check_layout(config.training, read_model_shape(config.model.path))}")
+    limit = context_limit(config.model)
+    notes.append(_check_pairs(config, config.dataset, "dataset", encoding, limit))
+    if config.evaluation is not None:
+        notes.append(_check_pairs(config, config.evaluation.dataset, "evaluation.dataset", encoding, limit))
+    notes += _check_sinks(config)
+    return notes
+
+
+def _check_frozen(config: RunConfig) -> list[str]:
+    """Look at the folders of reward models, teacher and critic; ModelError, or ConfigError for another vocabulary."""
+    evaluation = None if config.evaluation is None else config.evaluation.reward
+    notes: list[str] = []
+    for model in reward_models(config.reward, evaluation):
+        notes += _check_model(model.path, model.prompt_format == "chat")
+    teacher, critic = config.teacher, config.algorithm.critic
+    same_tokens = {
+        "teacher.path": None if teacher is None else teacher.path,
+        "algorithm.critic.path": None if critic is None else critic.path,
+    }
+    own = check_model_folder(config.model.path).vocab_size
+    for setting, path in same_tokens.items():
+        if path is None:
+            continue
+        notes += _check_model(path, False)
+        vocab = check_model_folder(path).vocab_size
+        if vocab != own:
+            raise ConfigError(
+                f"{setting}={path!r} has {vocab} tokens and the trained model {own}: it must have the same tokenizer"
+            )
     return notes
 
 
@@ -112,7 +152,25 @@ def _check_examples(config: SFTRunConfig, limit: int) -> str:
     return f"dataset {source.name}: {len(source)} examples, longest of those looked at {longest} tokens"
 
 
-def _check_sinks(config: RunConfig | SFTRunConfig) -> list[str]:
+def _check_pairs(
+    config: PairRunConfig, dataset: DatasetConfig, section: str, encoding: PairEncoding, limit: int
+) -> str:
+    from rayrl.models.tokenizer import load_tokenizer
+
+    source = load_source(dataset)
+    tokenizer: Tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    stream = PromptStream(source, seed=config.run.seed, shuffle=True)
+    longest = 0
+    for _ in range(min(len(source), _PROMPTS_LOOKED_AT)):
+        try:
+            pair = encode_pair(stream.next_prompt(), tokenizer, encoding, limit)
+        except PromptTooLong as error:
+            raise ConfigError(f"{section}: {error}") from None
+        longest = max(longest, *(len(example.tokens) for example in pair))
+    return f"{section} {source.name}: {len(source)} pairs, longest answer of those looked at ends at token {longest}"
+
+
+def _check_sinks(config: RunConfig | SupervisedRunConfig) -> list[str]:
     check_sinks(config.tracking)
     root = Path(config.run.output_root)
     if root.exists() and not root.is_dir():

@@ -4,7 +4,7 @@
 
     waits for                    unblocked by                                       bounded by
     enough groups                the rollout loop's followers                       deadlines.generation_s
-    a training step              all train workers                                  deadlines.step_s
+    a training step              all train workers, the teacher before them         deadlines.step_s
     the running evaluation       rollout workers                                    the evaluation's own deadline
     a publication                train workers and engines                          deadlines.publication_s, each phase
     a checkpoint (its copy)      train workers                                      deadlines.checkpoint_s
@@ -26,6 +26,7 @@ from rayrl.driver.batch import BatchPlan, plan_batch
 from rayrl.driver.checkpointer import Checkpointer
 from rayrl.driver.evaluator import Evaluator
 from rayrl.driver.failure_budget import FailureBudget
+from rayrl.driver.frozen_models import Teacher
 from rayrl.driver.group_buffer import BufferedGroup, GroupBuffer
 from rayrl.driver.kl_coef import next_kl_coef
 from rayrl.driver.outcomes import OutcomeLog
@@ -77,9 +78,11 @@ class TrainLoop:
         stop: StopSignal,
         recovery: TrainRecovery,
         more_metrics: Callable[[], Mapping[str, float]] = dict,
+        teacher: Teacher | None = None,
     ) -> None:
         """`more_metrics` is asked once a step, for what others count."""
         self._config = config
+        self._teacher = teacher
         self._train = train
         self._buffer = buffer
         self._progress = progress
@@ -262,10 +265,13 @@ class TrainLoop:
                 "step %d trains on %d groups beyond max_staleness (on_stale: keep)", step, plan.num_kept_stale
             )
         start = time.monotonic()
+        batches = [group.batch for group in plan.chosen]
+        if self._teacher is not None:
+            batches = await self._teacher.annotate(batches)
         results = await self._train.call_all(
             "train_step",
             request,
-            *(group.batch for group in plan.chosen),
+            *batches,
             seconds=driver.deadlines.step_s,
             phase=f"training step {step}",
         )

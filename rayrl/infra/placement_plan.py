@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rayrl.config.run import RunConfig, SFTRunConfig
+from rayrl.config.frozen import FrozenModelSection
+from rayrl.config.reward import reward_models
+from rayrl.config.run import RunConfig
+from rayrl.config.supervised import SupervisedRunConfig
 from rayrl.config.training import TrainingConfig
 from rayrl.config.transfer import TransferConfig
 from rayrl.errors import PlacementError
+
+SCORER_ROLE = "scorer"
+"""Reward models are `scorer-0`, `scorer-1`, ...; each is a role of its own, since they may differ in size."""
+TEACHER_ROLE = "teacher"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +30,7 @@ class RolePlan:
     """
 
     role: str
-    """`train`, `inference` or `rollout`."""
+    """`train`, `inference`, `rollout`, `scorer-0` or `teacher`."""
     count: int
     """Members."""
     cpus: float
@@ -91,12 +98,25 @@ def plan_placement(config: RunConfig) -> PlacementPlan:
         ]
         groups = [group for group, _ in parts if group is not None]
         roles = [role for _, role in parts]
-    group, role = _own_group("rollout", config.rollout.num_workers, config.placement.rollout_cpus, 0.0, strategy)
-    return PlacementPlan(groups=tuple(groups) + ((group,) if group else ()), roles=(*roles, role))
+    others = [_own_group("rollout", config.rollout.num_workers, config.placement.rollout_cpus, 0.0, strategy)]
+    others += [_own_group(name, 1, model.cpus, model.gpus, strategy) for name, model in _frozen_models(config).items()]
+    return PlacementPlan(
+        groups=(*groups, *(group for group, _ in others if group is not None)),
+        roles=(*roles, *(role for _, role in others)),
+    )
 
 
-def plan_sft_placement(config: SFTRunConfig) -> PlacementPlan:
-    """Return the plan of an SFT run: training workers, and one rollout worker that encodes the examples."""
+def _frozen_models(config: RunConfig) -> dict[str, FrozenModelSection]:
+    """Return reward models and teacher by role."""
+    evaluation = None if config.evaluation is None else config.evaluation.reward
+    scorers: dict[str, FrozenModelSection] = {
+        f"{SCORER_ROLE}-{index}": model for index, model in enumerate(reward_models(config.reward, evaluation))
+    }
+    return scorers if config.teacher is None else {**scorers, TEACHER_ROLE: config.teacher}
+
+
+def plan_sft_placement(config: SupervisedRunConfig) -> PlacementPlan:
+    """Return the plan of a run on given answers: training workers, and one rollout worker that encodes the examples."""
     placement = config.placement
     parts = [
         _own_group("train", *_training_shape(config.training), placement.strategy),

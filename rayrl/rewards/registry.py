@@ -11,6 +11,7 @@ from rayrl.rewards.function import FunctionReward
 from rayrl.rewards.math import MathReward
 from rayrl.rewards.reasoning_gym import ReasoningGymReward
 from rayrl.rewards.regex import RegexReward
+from rayrl.rewards.reward_model import RewardModelReward
 from rayrl.rewards.weighted_sum import Term, WeightedSumReward
 from rayrl.types.protocols import Reward
 
@@ -46,6 +47,7 @@ REWARDS: dict[str, Callable[[Any], Reward]] = {
     "reasoning_gym": ReasoningGymReward,
     "math": MathReward,
     "function": FunctionReward,
+    "reward_model": RewardModelReward,
     "weighted_sum": _make_weighted_sum,
 }
 """A new reward is one file, one config class and one line here."""

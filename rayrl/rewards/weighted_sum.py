@@ -1,11 +1,12 @@
 """A weighted sum of rewards."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayrl.errors import ConfigError, RewardError
 from rayrl.rewards.closable import ClosableReward
 from rayrl.rewards.result import checked_result
+from rayrl.rewards.reward_model import ScoredReward, TextScorer
 from rayrl.types.prompt import Prompt
 from rayrl.types.protocols import Reward, RewardResult
 
@@ -28,6 +29,12 @@ class WeightedSumReward:
         if repeated:
             raise ConfigError(f"reward.terms has more than one term named {repeated}; their parts would collide")
         self._terms = tuple(terms)
+
+    def connect(self, scorers: Mapping[str, TextScorer]) -> None:
+        """See `ScoredReward`: terms that ask reward models are connected."""
+        for term in self._terms:
+            if isinstance(term.reward, ScoredReward):
+                term.reward.connect(scorers)
 
     async def score(self, prompt: Prompt, completion: str) -> RewardResult:
         """Return the sum; each term's total, before its weight, is the part NAME, and its own parts are NAME/PART.

@@ -1,11 +1,15 @@
 """What a rollout worker is started with."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rayrl.config.model import ModelConfig
 from rayrl.config.reward import RewardConfig
 from rayrl.config.rollout import RolloutConfig, SamplingConfig
 from rayrl.types.sampling import GuidedDecoding, SamplingParams
+
+if TYPE_CHECKING:
+    from rayrl.rollout.text_scorer import ScorerEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,8 @@ class RolloutSettings:
     reward: RewardConfig | None = None
     eval_reward: RewardConfig | None = None
     """Another reward for evaluation; the training reward when None."""
+    scorers: "tuple[ScorerEntry, ...]" = ()
+    """Reward models that rewards ask."""
 
 
 def sampling_params(config: SamplingConfig) -> SamplingParams:

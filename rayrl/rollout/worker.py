@@ -9,6 +9,7 @@ from rayrl.errors import ActorDied, CheckpointError, EngineError
 from rayrl.rollout.engine_sampler import EngineSampler
 from rayrl.rollout.episode_board import EpisodeBoard
 from rayrl.rollout.group import GroupRequest, run_group
+from rayrl.rollout.pair_examples import PairEncoding, encode_pair
 from rayrl.rollout.registry import make_workflow
 from rayrl.rollout.settings import RolloutSettings
 from rayrl.rollout.sft_examples import encode_example
@@ -75,6 +76,10 @@ class RolloutWorker:
             self._rewards["eval"] = (
                 make_reward(settings.eval_reward) if settings.eval_reward is not None else self._rewards["train"]
             )
+            if settings.scorers:
+                from rayrl.rollout.text_scorer import connect_scorers
+
+                connect_scorers(self._rewards.values(), settings.scorers)
             self._sampler = EngineSampler(
                 name=f"r{index}",
                 idle_timeout_s=settings.rollout.episode_timeout_s,
@@ -147,6 +152,13 @@ class RolloutWorker:
                 for prompt in prompts
             ]
         )
+
+    async def encode_pairs(self, prompts: list[Prompt], encoding: PairEncoding) -> Any:
+        """Return a record batch of pairs, two rows per prompt, the better answer first."""
+        from rayrl.types.arrow import trajectories_to_batch
+
+        pairs = [encode_pair(prompt, self._tokenizer, encoding, self._max_context) for prompt in prompts]
+        return trajectories_to_batch([example for pair in pairs for example in pair])
 
     async def write_rollouts(self, path: str, *batches: Any) -> None:
         """Append consumed groups to the rollout log on disk."""

@@ -55,6 +55,9 @@ class TrainBatch:
     held_back: npt.NDArray[np.uint8] | None = None
     """[sum T] 1 for tokens that the objective treats apart in this optimizer step; None if none were chosen."""
 
+    teacher_logprobs: FloatArray | None = None
+    """[sum T] of the loss-carrying tokens under the teacher; None without one."""
+
     @property
     def num_trajectories(self) -> int:
         """N."""
@@ -110,6 +113,7 @@ def batch_from_arrow(batches: Sequence[pa.RecordBatch]) -> tuple[TrainBatch, int
         truncated=np.asarray(
             [reason == "length" for batch in table for reason in batch["stop_reason"].to_pylist()], dtype=np.bool_
         ),
+        teacher_logprobs=_optional_column(table, "teacher_logprobs"),
     )
     if lengths.size and (lengths.min() == 0 or batch.loss_mask[offsets[:-1]].any()):
         raise ValueError("training batch: a trajectory is empty, or its first token carries loss")
@@ -166,6 +170,7 @@ def select(batch: TrainBatch, indices: IntArray) -> TrainBatch:
         returns=_pick(batch.returns, flat),
         token_penalties=_pick(batch.token_penalties, flat),
         held_back=None if batch.held_back is None else batch.held_back[flat],
+        teacher_logprobs=_pick(batch.teacher_logprobs, flat),
     )
 
 
@@ -188,6 +193,13 @@ def _values(column: pa.ListArray) -> npt.NDArray[np.generic]:
     # `flatten` honours the offset of a slice, `values` would not.
     values: npt.NDArray[np.generic] = column.flatten().to_numpy(zero_copy_only=True)
     return values
+
+
+def _optional_column(table: Sequence[pa.RecordBatch], name: str) -> FloatArray | None:
+    """Return a column that only some runs have; None if a batch is without it."""
+    if not table or any(name not in batch.schema.names for batch in table):
+        return None
+    return _join([_values(batch[name]) for batch in table], np.float32)
 
 
 def _lengths(column: pa.ListArray) -> IntArray:

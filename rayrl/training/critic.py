@@ -1,52 +1,84 @@
-"""The critic's side of a step: its loss, its targets, and how much of the returns it explains."""
+"""The critic beside the policy: a model of its own with its own optimizer, on the same training workers.
 
-import numpy as np
-from torch import Tensor
+One step: values of the batch ─> advantages and returns by GAE, on tokens ─> one optimizer step of the critic for each
+of the policy's, on the same trajectories.
+"""
 
-from rayrl.algorithms.value import value_loss
-from rayrl.training.batch import FloatArray, IntArray, TrainBatch
-from rayrl.training.losses import LossView
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rayrl.config.critic import CriticConfig
+from rayrl.training.batch import TrainBatch
+from rayrl.training.engine import TrainEngine, TrainEngineSettings
+from rayrl.training.registry import make_train_engine
+from rayrl.training.settings import TrainWorkerSettings
+from rayrl.training.value_loss import ValueLoss, value_metrics
 
-class ValueLoss:
-    """Half the squared error of the returns, clipped around the values before the step, as a mean over tokens."""
+if TYPE_CHECKING:
+    import torch
 
-    needs_entropy = False
-
-    def __init__(self, clip: float | None = 0.2) -> None:
-        self._clip = clip
-
-    def denominator(self, loss_counts: IntArray) -> float:
-        """See `LossFunction`."""
-        return float(loss_counts.sum())
-
-    def __call__(self, view: LossView, denominator: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `LossFunction`."""
-        assert view.values is not None and view.returns is not None, "a value loss needs a scalar head and returns"
-        old = view.values.detach() if view.old_values is None else view.old_values
-        token_losses = value_loss(view.values, old, view.returns, view.loss_mask, self._clip)
-        total = token_losses.sum()
-        return total / denominator, {"num_tokens": view.loss_mask.sum().float(), "critic/loss": total.detach()}
+_FOLDER = "critic"
 
 
-def explained_variance(values: FloatArray, targets: FloatArray, loss_mask: np.ndarray) -> float:
-    """Return `1 - Var(targets - values) / Var(targets)` over the loss-carrying tokens; 0 where targets do not vary.
+class Critic:
+    """A training engine with a scalar head. Methods are collective, as those of the engine."""
 
-    1 is a perfect critic, 0 one as good as a constant, below 0 one that misleads. All arguments are [sum T].
-    """
-    live = loss_mask != 0
-    known = targets[live].astype(np.float64)
-    if known.size == 0 or known.min() == known.max():
-        return 0.0
-    return float(1 - (known - values[live]).var() / known.var())
+    def __init__(self, engine: TrainEngine, config: CriticConfig) -> None:
+        self._engine = engine
+        self._config = config
+
+    def add_values(self, batch: TrainBatch) -> TrainBatch:
+        """Return the batch with the values of its loss-carrying tokens."""
+        return replace(batch, values=self._engine.forward_values(batch))
+
+    def train(self, batch: TrainBatch, parts: Sequence[TrainBatch]) -> dict[str, float]:
+        """Make one optimizer step on each part of the batch, which has values and returns; return metrics."""
+        metrics = value_metrics(batch)
+        loss_fn = ValueLoss(self._config.clip)
+        steps = [self._engine.train_step(part, loss_fn) for part in parts]
+        return metrics | {
+            "critic/loss": sum(step.loss for step in steps) / len(steps),
+            "critic/grad_norm": sum(step.grad_norm for step in steps) / len(steps),
+            "critic/lr": steps[-1].lr,
+            "critic/optimizer_steps_skipped": float(sum(step.skipped for step in steps)),
+        }
+
+    def begin_save(self, folder: Path) -> Callable[[], None]:
+        """Copy the critic's state and return what writes it below the training state in `folder`."""
+        return self._engine.begin_save(folder / _FOLDER)
+
+    def save(self, folder: Path) -> None:
+        """Write the critic's state below the training state in `folder`."""
+        self._engine.save(folder / _FOLDER)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote."""
+        self._engine.load(folder / _FOLDER)
 
 
-def value_metrics(batch: TrainBatch) -> dict[str, float]:
-    """Return means of values and returns before the step, and the explained variance of the returns."""
-    assert batch.values is not None and batch.returns is not None, "value metrics need a critic"
-    live = batch.loss_mask != 0
-    return {
-        "critic/value_mean": float(batch.values[live].mean()) if live.any() else 0.0,
-        "critic/return_mean": float(batch.returns[live].mean()) if live.any() else 0.0,
-        "critic/explained_variance": explained_variance(batch.values, batch.returns, batch.loss_mask),
-    }
+def make_critic(settings: TrainWorkerSettings, *, rank: int, world_size: int, device: "torch.device") -> Critic | None:
+    """Return the critic of a run, None if its algorithm has none. A collective call; ModelError as for any model."""
+    config = None if settings.algorithm is None else settings.algorithm.critic
+    if config is None:
+        return None
+    training, model = settings.training, settings.model
+    if config.lr is not None:
+        optimizer = training.optimizer.model_copy(update={"lr": config.lr})
+        training = training.model_copy(update={"optimizer": optimizer})
+    if config.path is not None:
+        model = model.model_copy(update={"path": config.path})
+    engine = make_train_engine(
+        TrainEngineSettings(
+            model=model,
+            training=training,
+            rank=rank,
+            world_size=world_size,
+            temperature=1.0,
+            num_steps=settings.num_steps,
+            device=device,
+            head="scalar",
+        )
+    )
+    return Critic(engine, config)

@@ -4,7 +4,7 @@ A loss sees one micro-batch at a time and is divided by a number that belongs to
 micro-batches and ranks; so the parts add up to the same loss and gradient however the batch is laid out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from rayrl.algorithms.objective import LossInputs, ObjectiveSettings, policy_los
 from rayrl.algorithms.sft import sft_loss
 from rayrl.algorithms.staleness import loglinear_proximal
 from rayrl.algorithms.tables import SELECTIONS
+from rayrl.algorithms.whitening import masked_whiten
 from rayrl.config.algorithm import AlgorithmConfig, ProximalName
 from rayrl.training.batch import FloatArray, IntArray, TrainBatch
 from rayrl.training.token_columns import columns_mask, to_columns, to_flat
@@ -178,14 +179,21 @@ def objective_settings(config: AlgorithmConfig, kl_coef: float | None = None) ->
     )
 
 
-def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> FloatArray:
-    """Return [sum T] advantages of the loss-carrying tokens over the whole batch; the same on every rank."""
-    advantages, _ = compute_advantages(
+def assign_advantages(batch: TrainBatch, config: AlgorithmConfig) -> TrainBatch:
+    """Return the batch with advantages and, where a critic learns them, returns; the same on every rank.
+
+    They are computed over the whole batch. `gae` needs values, `distillation` the teacher's logprobs.
+    """
+    mask, critic = columns_mask(batch), config.critic
+    advantages, returns = compute_advantages(
         AdvantageInputs(
             rewards=torch.from_numpy(batch.rewards.astype(np.float32)),
             group_ids=torch.from_numpy(batch.group_ids),
-            loss_mask=columns_mask(batch),
-            kl=None if batch.token_penalties is None else to_columns(batch, batch.token_penalties),
+            loss_mask=mask,
+            values=_columns(batch, batch.values),
+            teacher_logprobs=_columns(batch, batch.teacher_logprobs),
+            sampler_logprobs=_columns(batch, batch.logprobs),
+            kl=_columns(batch, batch.token_penalties),
         ),
         AdvantageSettings(
             advantage=config.advantage,
@@ -194,9 +202,28 @@ def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> FloatArray:
             k=config.pass_k,
             threshold=config.pass_threshold,
             kl_coef=1.0,
+            gamma=1.0 if critic is None else critic.gamma,
+            lam=1.0 if critic is None else critic.lam,
         ),
     )
-    return to_flat(batch, advantages)
+    if critic is not None and critic.whiten:
+        advantages = masked_whiten(advantages, mask)
+    return replace(
+        batch,
+        advantages=to_flat(batch, advantages),
+        returns=None if returns is None else to_flat(batch, returns),
+    )
+
+
+def _columns(batch: TrainBatch, flat: FloatArray | None) -> Tensor | None:
+    return None if flat is None else to_columns(batch, flat)
+
+
+def batch_advantages(batch: TrainBatch, config: AlgorithmConfig) -> FloatArray:
+    """Return [sum T] advantages of the loss-carrying tokens, as `assign_advantages` gives them."""
+    advantages = assign_advantages(batch, config).advantages
+    assert advantages is not None, "advantages were assigned"
+    return advantages
 
 
 def _denominator(loss_counts: IntArray, mode: AggregationMode) -> float:

@@ -1,6 +1,7 @@
 """From the groups of a training step to the batch that its optimizer steps are made on; the same on every rank.
 
-    rewards shaped -> KL off the reward -> advantages -> truncated and stale tokens masked -> logprobs of other policies
+    rewards shaped -> KL off the reward -> values of a critic -> advantages -> truncated and stale tokens masked
+    -> logprobs of other policies
 
 Advantages come before the masks: what carries no loss is still part of the baseline of its group.
 """
@@ -12,9 +13,11 @@ import pyarrow as pa
 
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.training.batch import TrainBatch, batch_from_arrow, mask_stale
+from rayrl.training.critic import Critic
+from rayrl.training.distillation import distillation_metrics
 from rayrl.training.engine import TrainEngine
 from rayrl.training.kl_reward import penalise_kl
-from rayrl.training.losses import batch_advantages
+from rayrl.training.losses import assign_advantages
 from rayrl.training.settings import TrainWorkerSettings
 from rayrl.training.shaping import mask_truncated, reward_parts, shape_rewards
 from rayrl.training.step import TrainStepRequest
@@ -26,8 +29,9 @@ def prepare_batch(
     request: TrainStepRequest,
     algorithm: AlgorithmConfig,
     settings: TrainWorkerSettings,
+    critic: Critic | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """Return the whole batch and metrics of it. A collective call: forward passes of the engine may be in it."""
+    """Return the whole batch and metrics of it. A collective call: forward passes of both engines may be in it."""
     kl = algorithm.kl
     batch, num_failed = batch_from_arrow(batches)
     parts = reward_parts(batches, tuple(algorithm.shaping.reward_weights))
@@ -39,7 +43,9 @@ def prepare_batch(
         batch = replace(batch, ref_logprobs=engine.forward_logprobs(batch, reference=True))
         batch, of_kl = penalise_kl(batch, kl, request.kl_coef)
         metrics |= of_kl
-    batch = replace(batch, advantages=batch_advantages(batch, algorithm))
+    if critic is not None:
+        batch = critic.add_values(batch)
+    batch = assign_advantages(batch, algorithm)
     num_truncated = 0
     if algorithm.shaping.mask_truncated:
         batch, num_truncated = mask_truncated(batch)
@@ -49,6 +55,7 @@ def prepare_batch(
     if settings.minibatches > 1 and algorithm.proximal == "recompute":
         # Later optimizer steps of this batch move away from the policy that the clip is centred on.
         batch = replace(batch, proximal_logprobs=engine.forward_logprobs(batch))
+    metrics |= distillation_metrics(batch)
     return batch, metrics | {
         "train/masked_truncated_trajectories": float(num_truncated),
         "staleness/stale_tokens": float(ages.num_stale_tokens),

@@ -1,10 +1,11 @@
 """What a training worker is told when it is spawned."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.config.model import ModelConfig
+from rayrl.config.supervised import PreferenceSection, RewardModelSection
 from rayrl.config.training import TrainingConfig
 from rayrl.config.transfer import TransferConfig
 
@@ -40,3 +41,23 @@ class TrainWorkerSettings:
     """How collectives are recorded; None does not."""
     deterministic: bool = False
     """Only kernels that give the same bits each time; one that has no such form raises."""
+
+    pairs: PreferenceSection | RewardModelSection | None = None
+    """The loss of a run on pairs; None for all others."""
+
+    @property
+    def head(self) -> Literal["policy", "scalar"]:
+        """What the trained model gives for a token: a reward model gives one number."""
+        return "scalar" if isinstance(self.pairs, RewardModelSection) else "policy"
+
+    @property
+    def with_reference(self) -> bool:
+        """Whether the initial model is kept beside the trained one."""
+        by_kl = self.algorithm is not None and self.algorithm.kl.coef > 0
+        return by_kl or isinstance(self.pairs, PreferenceSection)
+
+    @property
+    def num_policy_steps(self) -> int:
+        """Optimizer steps of the policy: all but those in which a critic warms up."""
+        critic = None if self.algorithm is None else self.algorithm.critic
+        return self.num_steps if critic is None else self.num_steps - critic.warmup_steps * self.minibatches

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from rayrl.infra.weight_manifest import WeightManifest
     from rayrl.infra.weight_route import SentWeights, WeightRoute
     from rayrl.training.batch import TrainBatch
+    from rayrl.training.critic import Critic
     from rayrl.training.engine import EngineStatus, StepResult, TrainEngine
+    from rayrl.training.pairs import PairLoss
 
 _RENDEZVOUS_TIMEOUT_S = 120.0
 
@@ -45,6 +47,7 @@ class TrainWorker:
         self._settings = settings
         self._log = get_logger("train", rank)
         self._engine: TrainEngine | None = None
+        self._critic: Critic | None = None
         self._saving = BackgroundSave()
         self._training_rendezvous: HostedRendezvous | None = None
         self._transfer_rendezvous: HostedRendezvous | None = None
@@ -66,6 +69,7 @@ class TrainWorker:
         """Join the training group and load the model. ModelError if it cannot be loaded."""
         import torch
 
+        from rayrl.training.critic import make_critic
         from rayrl.training.engine import TrainEngineSettings
         from rayrl.training.registry import make_train_engine
 
@@ -86,11 +90,13 @@ class TrainWorker:
                 rank=self._rank,
                 world_size=self._world_size,
                 temperature=settings.temperature,
-                num_steps=settings.num_steps,
+                num_steps=settings.num_policy_steps,
                 device=device,
-                with_reference=settings.algorithm is not None and settings.algorithm.kl.coef > 0,
+                with_reference=settings.with_reference,
+                head=settings.head,
             )
         )
+        self._critic = make_critic(settings, rank=self._rank, world_size=self._world_size, device=device)
         self._log.info("model %s is loaded (%.1f s)", settings.model.path, time.monotonic() - start)
 
     def train_step(self, request: TrainStepRequest, *batches: "pa.RecordBatch") -> TrainStepResult:
@@ -107,11 +113,16 @@ class TrainWorker:
             raise EngineError("this training worker was made for supervised steps: its settings have no algorithm")
         start = time.monotonic()
         digest = group_digest(batches) if self._rank == 0 else ""
-        batch, metrics = prepare_batch(engine, batches, request, algorithm, settings)
+        batch, metrics = prepare_batch(engine, batches, request, algorithm, settings, self._critic)
         loss_fn = PolicyLoss(algorithm, settings.max_new_tokens, version=request.version, kl_coef=request.kl_coef)
+        # Failures may have left fewer groups than parts, or none.
+        parts = split_groups(batch, settings.minibatches) or [batch]
+        if self._critic is not None:
+            metrics |= self._critic.train(batch, parts)
+        is_warmup = algorithm.critic is not None and request.step <= algorithm.critic.warmup_steps
         steps = [
             engine.train_step(choose_tokens(engine, part, loss_fn, settings.seed), loss_fn)
-            for part in split_groups(batch, settings.minibatches)
+            for part in ([] if is_warmup else parts)
         ]
         if algorithm.kl.refresh_every > 0 and request.step % algorithm.kl.refresh_every == 0:
             engine.refresh_reference()
@@ -126,6 +137,24 @@ class TrainWorker:
         batch, _ = batch_from_arrow(batches)
         result = self._ready_engine.train_step(batch, SupervisedLoss())
         return _result(batch, [result], {}, time.monotonic() - start)
+
+    def pair_step(self, step: int, *batches: "pa.RecordBatch") -> TrainStepResult:
+        """Make one optimizer step, number `step` of the run, on pairs: two rows each, the better answer first."""
+        from rayrl.training.batch import batch_from_arrow
+        from rayrl.training.pairs import pair_step
+
+        start = time.monotonic()
+        batch, _ = batch_from_arrow(batches)
+        result, metrics = pair_step(self._ready_engine, batch, self._pair_loss)
+        return _result(batch, [result], metrics, time.monotonic() - start)
+
+    def evaluate_pairs(self, *batches: "pa.RecordBatch") -> dict[str, float]:
+        """Return the metrics of `pair_step` on held-out pairs as sums, without changing anything."""
+        from rayrl.training.batch import batch_from_arrow
+        from rayrl.training.pairs import pair_pass
+
+        batch, _ = batch_from_arrow(batches)
+        return pair_pass(self._ready_engine, batch, self._pair_loss).sums
 
     def host_transfer_rendezvous(self) -> "RendezvousAddress":
         """Open the store in which the transfer group meets, once, on rank 0, and return its address."""
@@ -196,7 +225,15 @@ class TrainWorker:
         """Copy the training state and start writing it; training may go on. CheckpointError if one is under way."""
         # Asked first: the copy of a save that is refused would be made for nothing.
         self._saving.check_free()
-        self._saving.start(self._ready_engine.begin_save(Path(folder)))
+        writes = [self._ready_engine.begin_save(Path(folder))]
+        if self._critic is not None:
+            writes.append(self._critic.begin_save(Path(folder)))
+
+        def write_all() -> None:
+            for write in writes:
+                write()
+
+        self._saving.start(write_all)
 
     def save_ended(self) -> bool:
         """Return whether the last save is written. CheckpointError, once, with what it failed with."""
@@ -205,10 +242,14 @@ class TrainWorker:
     def save(self, folder: str) -> None:
         """Write the training state."""
         self._ready_engine.save(Path(folder))
+        if self._critic is not None:
+            self._critic.save(Path(folder))
 
     def load(self, folder: str) -> None:
         """Restore the training state. CheckpointError if it is incomplete or foreign."""
         self._ready_engine.load(Path(folder))
+        if self._critic is not None:
+            self._critic.load(Path(folder))
 
     def export_hf(self, folder: str) -> None:
         """Write the weights as a model folder of Hugging Face; an existing one is replaced."""
@@ -245,6 +286,12 @@ class TrainWorker:
             return make_stored_route(self._transfer, Path(self._settings.model.path))
         except TransferError as error:
             raise TransferError(f"training rank {self._rank} cannot send version {version}: {error}") from None
+
+    @property
+    def _pair_loss(self) -> "PairLoss":
+        if self._settings.pairs is None:
+            raise EngineError("this training worker was not made for pairs: its settings have no loss on them")
+        return self._settings.pairs
 
     @property
     def _ready_engine(self) -> "TrainEngine":
@@ -300,9 +347,15 @@ class TrainWorker:
 def _result(
     batch: "TrainBatch", steps: "Sequence[StepResult]", extra: dict[str, float], seconds: float
 ) -> TrainStepResult:
-    """Join the optimizer steps of one training step; means are over the tokens of those that were not skipped."""
+    """Join the optimizer steps of one training step; means are over the tokens of those that were not skipped.
+
+    Without any step (the critic warms up) the policy is unchanged on purpose: nothing was skipped.
+    """
     from rayrl.training.step_metrics import joined_metrics
 
+    if not steps:
+        num_live = int(batch.loss_counts.sum())
+        return TrainStepResult(skipped=False, reason=None, metrics=extra, seconds=seconds, num_tokens=num_live)
     done = [step for step in steps if not step.skipped]
     metrics, num_tokens = joined_metrics([step.sums for step in done])
     shown = done or steps

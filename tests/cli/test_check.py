@@ -49,7 +49,12 @@ def test_schema_is_json_when_it_is_printed(capsys: pytest.CaptureFixture[str]) -
         main(["schema"])
 
     assert caught.value.code == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"RunConfig", "SFTRunConfig"}
+    assert set(json.loads(capsys.readouterr().out)) == {
+        "RunConfig",
+        "SFTRunConfig",
+        "PreferenceRunConfig",
+        "RewardModelRunConfig",
+    }
 
 
 def test_version_is_printed_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,10 +41,10 @@ def test_shipped_config_parses_when_it_is_loaded(path: Path) -> None:
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_documented_commands_exist_when_a_page_names_them(path: Path) -> None:
     code = code_spans(path.read_text(encoding="utf-8"))
-    known = {"train", "sft", "eval", "check", "models", "schema", "audit", "doctor"}
+    known = {"train", "sft", "eval", "check", "models", "schema", "audit", "doctor", "preference", "reward-model"}
 
     targets = set(re.findall(r"\bmake ([a-z]+)\b", code))
-    commands = set(re.findall(r"(?<!from )\brayrl ([a-z]+)\b", code))
+    commands = set(re.findall(r"(?<!from )\brayrl ([a-z-]+)\b", code))
     files = set(re.findall(r"\b((?:configs|jobs|benchmarks|docs)/[\w/]+\.\w+)", code))
 
     assert targets <= make_targets()

@@ -13,10 +13,10 @@ from samples import make_engine, random_batch, training_config, trajectory, weig
 
 from rayrl.errors import ModelError
 from rayrl.training.batch import TrainBatch, batch_from_arrow
-from rayrl.training.critic import ValueLoss, explained_variance, value_metrics
 from rayrl.training.losses import SupervisedLoss
 from rayrl.training.scalar_head import stored_head
 from rayrl.training.token_columns import columns_mask, to_columns, to_flat
+from rayrl.training.value_loss import ValueLoss, explained_variance, value_metrics
 from rayrl.types.arrow import trajectories_to_batch
 
 

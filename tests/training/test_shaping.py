@@ -87,14 +87,16 @@ def test_truncated_completions_carry_no_loss_but_stay_in_the_baseline() -> None:
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset_gives_finite_advantages_that_favour_the_better_sample(preset: str) -> None:
     config = AlgorithmConfig(preset=preset)  # type: ignore[arg-type]
-    advantages = first_of_each(batch(), batch_advantages(batch(), config))
+    # A critic that knows nothing yet.
+    made = replace(batch(), values=np.zeros(len(batch().tokens), dtype=np.float32))
+    advantages = first_of_each(made, batch_advantages(made, config))
     assert np.isfinite(advantages).all()
     assert advantages[0] > advantages[1]
     assert objective_settings(config).objective == config.objective
 
 
 def test_group_with_equal_rewards_gets_exactly_zero_where_the_baseline_is_the_group() -> None:
-    for preset in sorted(set(PRESETS) - {"reinforce_pp"}):
+    for preset in sorted(set(PRESETS) - {"reinforce_pp", "ppo"}):
         config = AlgorithmConfig(preset=preset)  # type: ignore[arg-type]
         advantages = first_of_each(batch(), batch_advantages(batch(), config))
         assert advantages[2:].tolist() == [0.0, 0.0], preset

@@ -1,0 +1,20 @@
+"""`rayrl reward-model`: a reward model from pairs of a better and a worse answer."""
+
+import typer
+
+from rayrl.cli.arguments import ConfigPath, Overrides
+from rayrl.cli.config_file import load_reward_model_config
+from rayrl.cli.failure import naming_run_folder
+from rayrl.cli.summary import print_summary
+from rayrl.utils.logger import setup_logging
+
+
+def reward_model(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Train a reward model: one number per text, higher for the better of two answers."""
+    setup_logging()
+    run_config = load_reward_model_config(config, overrides or [])
+    from rayrl.driver.pairs import RewardModelRun
+
+    with naming_run_folder(run_config.run_dir):
+        result = RewardModelRun(run_config).train()
+    raise typer.Exit(print_summary("reward-model", result))
