@@ -17,6 +17,7 @@ from samples import make_engine, random_batch, random_groups, training_config, t
 from rayrl.algorithms import kl_estimate, select_tokens
 from rayrl.config.algorithm import AlgorithmConfig, ImportanceConfig, RejectionConfig
 from rayrl.config.kl import AdaptiveKLConfig, KLConfig
+from rayrl.config.presets import PRESETS
 from rayrl.config.shaping import ShapingConfig
 from rayrl.infra.rendezvous import RendezvousAddress
 from rayrl.training.batch import TrainBatch, batch_from_arrow
@@ -275,6 +276,16 @@ def test_garbage_in_positions_without_loss_changes_nothing_in_a_step(llama_folde
     assert (result.loss, result.grad_norm) == (clean.loss, clean.grad_norm)
     for name, tensor in weights(engine).items():
         assert tensor.equal(weights(clean_engine)[name])
+
+
+@pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"ppo"}))
+def test_step_on_equal_rewards_has_exactly_no_gradient(llama_folder: Path, preset: str) -> None:
+    items = [trajectory(0, [5, 6], [7, 8 + index], reward=0.3, sample_index=index) for index in range(4)]
+
+    metrics = _step(_worker(llama_folder, AlgorithmConfig(preset=preset)), trajectories_to_batch(items))  # type: ignore[arg-type]
+
+    assert metrics["train/grad_norm"] == 0.0
+    assert metrics["policy/advantage"] == 0.0
 
 
 def test_parts_of_the_reward_are_read_for_usable_trajectories_and_a_missing_one_is_named() -> None:
