@@ -30,7 +30,7 @@ class Case:
     kind: str = "ragged"
     """`ragged`: four groups of very different lengths; `idle`: one trajectory, so that other ranks have none."""
     loss: str = "grpo"
-    """A preset, `sft`, or `value`."""
+    """A preset, `entropy` (GRPO with a bonus for it), `sft`, or `value`."""
     budget: int = LARGE
     """Tokens of a micro-batch."""
     share: bool = True
@@ -43,7 +43,11 @@ def make_loss(name: str) -> LossFunction:
     """The loss of a case."""
     if name == "value":
         return ValueLoss()
-    return SupervisedLoss() if name == "sft" else PolicyLoss(AlgorithmConfig(preset=name), max_new_tokens=16)
+    if name == "sft":
+        return SupervisedLoss()
+    if name == "entropy":
+        return PolicyLoss(AlgorithmConfig(entropy_coef=0.1), max_new_tokens=16)
+    return PolicyLoss(AlgorithmConfig(preset=name), max_new_tokens=16)
 
 
 def make_batch(kind: str) -> TrainBatch:

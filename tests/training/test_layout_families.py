@@ -51,6 +51,7 @@ def _write(folder: Path, name: str, options: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("axes", [{"tensor": 2}, {"context": 2}], ids=["tensor", "context"])
 def test_families_give_the_reference_update(

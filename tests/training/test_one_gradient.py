@@ -55,7 +55,7 @@ def _assert_reference(pools: Mapping[int, RankPool], axes: dict[str, int], cases
 
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "plain"])
 @pytest.mark.parametrize("budget", [LARGE, SMALL], ids=["large", "small"])
-@pytest.mark.parametrize("loss", ["grpo", "gspo", "dr_grpo", "sft", "value"])
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "dr_grpo", "entropy", "sft", "value"])
 def test_one_rank_gives_the_reference_update_when_budget_or_rows_differ(
     models: dict[str, str], share: bool, budget: int, loss: str
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_layout_gives_the_reference_update(
     layout: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
 ) -> None:
     cases = [
-        Case(model=models["tied"], budget=SMALL),
+        Case(model=models["tied"], loss="entropy", budget=SMALL),
         Case(model=models["untied"], loss="sft", share=False),
         Case(model=models["odd"], kind="idle", budget=SMALL),
         Case(model=models["tied"], loss="value", budget=SMALL),
@@ -96,10 +96,13 @@ def test_spread_experts_give_the_reference_update(
 def test_every_layout_gives_the_reference_update_with_every_way_to_cut_a_batch(
     layout: str, loss: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
 ) -> None:
-    names = ["tied", "untied"] + ([] if loss == "value" else ["odd"])
     cases = [
-        Case(model=models[name], kind=kind, loss=loss, budget=budget, share=share)
-        for name, kind, budget, share in product(names, ("ragged", "idle"), (LARGE, SMALL), (True, False))
+        Case(model=models["tied"], kind=kind, loss=loss, budget=budget, share=share)
+        for kind, budget, share in product(("ragged", "idle"), (LARGE, SMALL), (True, False))
+    ]
+    cases += [
+        Case(model=models[name], kind=kind, loss=loss, budget=SMALL)
+        for name, kind in product(["untied"] + ([] if loss == "value" else ["odd"]), ("ragged", "idle"))
     ]
 
     _assert_reference(rank_pools, _LAYOUTS[layout], cases)
@@ -114,8 +117,8 @@ def test_every_layout_of_experts_gives_the_reference_update_with_every_way_to_cu
 ) -> None:
     cases = [
         Case(model=models[name], kind=kind, loss=loss, budget=budget, share=share)
-        for name, kind, budget, share in product(
-            ("mixtral", "qwen3_moe"), ("ragged", "idle"), (LARGE, SMALL), (True, False)
+        for name, kind, (budget, share) in product(
+            ("mixtral", "qwen3_moe"), ("ragged", "idle"), ((LARGE, True), (SMALL, True), (SMALL, False))
         )
     ]
 
@@ -141,6 +144,7 @@ def test_bfloat16_products_are_close_to_float32_on_one_rank_and_on_two(
             assert error < 0.08, name
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "engine",
@@ -158,6 +162,16 @@ def test_options_of_the_engine_give_the_reference_update(
     _assert_reference(rank_pools, _LAYOUTS["data2"], dense[1:])
     _assert_reference(rank_pools, _LAYOUTS["context2"], dense[:1])
     _assert_reference(rank_pools, _MOE_LAYOUTS["expert2"], experts)
+
+
+@pytest.mark.distributed
+def test_options_of_the_engine_together_give_the_reference_update(
+    models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    engine = {"activation_checkpointing": True, "cpu_offload": True, "sharded_load": True}
+
+    _assert_reference(rank_pools, _LAYOUTS["tensor2"], [Case(model=models["tied"], budget=SMALL, engine=engine)])
+    _assert_reference(rank_pools, _MOE_LAYOUTS["expert2"], [Case(model=models["qwen3_moe"], engine=engine)])
 
 
 @pytest.mark.slow
