@@ -15,7 +15,7 @@ def check_layout(training: TrainingConfig, shape: ModelShape) -> str:
     parallel = training.parallel
     plan = _tensor_plan(shape) if parallel.tensor > 1 else {}
     faults = [
-        *_offload_faults(training),
+        *_engine_faults(training),
         *_tensor_faults(parallel, shape, plan),
         *_context_faults(training, shape, plan),
         *_expert_faults(parallel, shape),
@@ -40,11 +40,16 @@ def divisors(number: int) -> list[int]:
     return [value for value in range(2, number + 1) if number % value == 0]
 
 
-def _offload_faults(training: TrainingConfig) -> list[str]:
-    engine = training.engine
-    if engine.type != "fsdp" or not engine.cpu_offload or training.parallel.world_size > 1:
-        return []
-    return ["training.engine.cpu_offload=true needs at least two training workers (training.parallel); set it to false"]
+def _engine_faults(training: TrainingConfig) -> list[str]:
+    engine, parallel = training.engine, training.parallel
+    kind: str = engine.type
+    if kind != "fsdp":
+        others = {name: value for name, value in parallel.model_dump().items() if name != "data" and value > 1}
+        named = ", ".join(f"{name}={value}" for name, value in others.items())
+        return [f"training.parallel: {kind} has the axis data only, not {named}; use type: fsdp"] if others else []
+    if engine.cpu_offload and parallel.world_size == 1:
+        return ["training.engine.cpu_offload=true needs two training workers (training.parallel); set it to false"]
+    return []
 
 
 def _tensor_faults(parallel: ParallelConfig, shape: ModelShape, plan: Mapping[str, str]) -> list[str]:

@@ -75,6 +75,13 @@ def test_eager_attention_is_refused_with_context_ranks() -> None:
         check_layout(training_config(parallel={"context": 2}, attention="eager"), _shape())
 
 
+def test_offload_is_refused_for_one_worker_and_taken_for_two() -> None:
+    with pytest.raises(ConfigError, match="cpu_offload=true needs two"):
+        check_layout(training_config(cpu_offload=True), _shape())
+
+    assert check_layout(training_config(data=2, cpu_offload=True), _shape()) == "2 workers = data 2"
+
+
 @pytest.mark.parametrize(
     ("axes", "said"),
     [
