@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rayrl.algorithms.advantage import AdvantageInputs, AdvantageSettings, compute_advantages
 from rayrl.algorithms.aggregation import AggregationMode, aggregate_loss
+from rayrl.algorithms.masking import safe_mean
 from rayrl.algorithms.objective import LossInputs, ObjectiveSettings, policy_loss, select_tokens
 from rayrl.algorithms.sft import sft_loss
 from rayrl.algorithms.staleness import loglinear_proximal
@@ -208,6 +209,9 @@ def assign_advantages(batch: TrainBatch, config: AlgorithmConfig) -> TrainBatch:
     )
     if critic is not None and critic.whiten:
         advantages = masked_whiten(advantages, mask)
+    if config.advantage == "distillation":
+        # The mean, minus the estimated KL, as a baseline: without it nearly every token would be pushed down.
+        advantages = torch.where(mask, advantages - safe_mean(advantages, mask), 0.0)
     return replace(
         batch,
         advantages=to_flat(batch, advantages),

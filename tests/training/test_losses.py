@@ -1,5 +1,6 @@
 """From the config of an algorithm to the loss of a micro-batch."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,16 @@ def test_an_entropy_bonus_makes_the_policy_less_certain(llama_folder: Path) -> N
         entropies.append(result.sums["policy/entropy"])
 
     assert entropies[1] > entropies[0]
+
+
+def test_advantages_of_distillation_have_the_mean_over_the_step_as_baseline() -> None:
+    batch = random_batch()
+    rng = np.random.default_rng(0)
+    teacher = (rng.normal(size=len(batch.tokens)) * batch.loss_mask).astype(np.float32)
+
+    advantages = batch_advantages(replace(batch, teacher_logprobs=teacher), AlgorithmConfig(preset="distillation"))
+
+    live = batch.loss_mask != 0
+    gap = teacher[live] - batch.logprobs[live]
+    np.testing.assert_allclose(advantages[live], gap - gap.mean(), rtol=1e-5, atol=1e-5)
+    assert not advantages[~live].any()
