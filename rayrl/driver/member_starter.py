@@ -1,10 +1,11 @@
 """Start further members of a running actor group, in the places that dead ones have left or elsewhere."""
 
+import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
 from rayrl.infra.actor_group import ActorGroup, Member
-from rayrl.infra.nodes import fits, free_by_node
+from rayrl.infra.nodes import fits, free_by_node, is_node_alive
 from rayrl.infra.reservation import Reservation
 
 
@@ -28,6 +29,7 @@ class MemberStarter:
         self._start_timeout_s = start_timeout_s
         self._free: list[int] = []
         self._slots: dict[str, int] = {member.name: slot for slot, member in enumerate(group.members)}
+        self._nodes: dict[int, str] = {slot: member.node for slot, member in enumerate(group.members)}
 
     @property
     def has_free_place(self) -> bool:
@@ -37,8 +39,10 @@ class MemberStarter:
     async def start(self, *, in_bundle: bool = True) -> Member:
         """Start a member in an empty bundle, or anywhere in the cluster if there is none. Raises as `ActorGroup.add`.
 
-        Ray moves the bundles of a node that died to another one, so an empty bundle may be elsewhere than before.
+        Ray moves the bundles of a node that died to another one, but takes its time: where another node has room, a
+        member of a dead node starts there instead.
         """
+        in_bundle = in_bundle and bool(self._free) and not await asyncio.to_thread(self._is_better_elsewhere)
         slot = self._free.pop(0) if self._free and in_bundle else None
         options = (
             self._reservation.options_elsewhere(self.role)
@@ -53,7 +57,12 @@ class MemberStarter:
             raise
         if slot is not None:
             self._slots[member.name] = slot
+            self._nodes[slot] = member.node
         return member
+
+    def _is_better_elsewhere(self) -> bool:
+        """Return whether the next empty bundle lay on a node that is dead, and another node has room now."""
+        return not is_node_alive(self._nodes[self._free[0]]) and self.has_room_elsewhere(())
 
     def leave(self, name: str) -> None:
         """The place of a member that is gone may be taken by another one."""
