@@ -83,6 +83,21 @@ class RunConfig(RunFile):
         return self.driver.groups_per_step * self.rollout.group_size
 
     @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        refresh = self.algorithm.kl.refresh_every
+        if refresh > 0 and self.training.engine.type == "deepspeed":
+            raise ValueError(
+                f"algorithm.kl.refresh_every={refresh} needs training.engine.type=fsdp: with deepspeed the reference "
+                f"stays the model that training started from; set it to 0 or change the engine"
+            )
+        if refresh > 0 and self.training.lora is not None:
+            raise ValueError(
+                f"algorithm.kl.refresh_every={refresh} does not go with training.lora, where the reference is the model "
+                f"without its adapters; set it to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_across_sections(self) -> Self:
         if self.driver.groups_per_step % self.driver.minibatches:
             raise ValueError(

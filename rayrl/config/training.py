@@ -1,6 +1,6 @@
 """The training engine: layout, optimizer, schedule and micro-batches."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,8 @@ class EngineOptions(Section):
     """Tokens whose logits over the vocabulary exist at once."""
     share_prompts: bool = True
     """Compute the prompt of a group once for all its samples, where the model allows it and it is cheaper."""
+    packing: bool = True
+    """Lay sequences end to end instead of padding them, where the model allows it and `attention` is sdpa."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     """Attention kernel of transformers."""
 
@@ -32,6 +34,19 @@ class FsdpEngine(EngineOptions):
     """Parameters, gradients and moments stay in host memory, where the optimizer runs; blocks visit the device."""
     compile: bool = False
     """Compile each block with `torch.compile`; needs a C++ compiler on CPU, and pays off over many steps."""
+
+
+class DeepSpeedEngine(EngineOptions):
+    """ZeRO of DeepSpeed: `pip install 'rayrl[deepspeed]'`. The only axis of its layout is `data`."""
+
+    type: Literal["deepspeed"]
+    zero_stage: Literal[1, 2, 3] = 2
+    """What is divided over the ranks: 1 optimizer state, 2 also gradients, 3 also parameters."""
+    offload_optimizer: bool = False
+    """Keep master weights and optimizer state in host memory; without effect on CPUs."""
+
+
+TrainEngineConfig = Annotated[FsdpEngine | DeepSpeedEngine, Field(discriminator="type")]
 
 
 class ParallelConfig(Section):
@@ -75,6 +90,19 @@ class ParallelConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """Train low-rank adapters instead of the weights: `pip install 'rayrl[lora]'`."""
+
+    r: int = Field(default=16, gt=0)
+    """Rank of the adapters."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapters' product counts alpha / r times."""
+    target_modules: tuple[str, ...] = Field(
+        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
+    )
+    """Linear layers that get an adapter, by the last part of their names; each must match at least one."""
+
+
 class OptimizerConfig(Section):
     """AdamW."""
 
@@ -106,17 +134,36 @@ class TrainingConfig(Section):
 
     optimizer: OptimizerConfig
     """Optimizer."""
-    engine: FsdpEngine = FsdpEngine(type="fsdp")
+    engine: TrainEngineConfig = FsdpEngine(type="fsdp")
     """Engine."""
     parallel: ParallelConfig = ParallelConfig()
     """Layout."""
+    lora: LoraConfig | None = None
+    """Adapters; all weights are trained when empty."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate schedule."""
     micro_batch_tokens: int = Field(default=8192, gt=0)
-    """Tokens of one forward pass, padding included; a longer sequence is a micro-batch of its own."""
+    """Tokens of one forward pass of a rank, padding included; a longer sequence is a micro-batch of its own."""
     cpus_per_worker: float = Field(default=1.0, ge=0)
     """Logical CPUs that Ray reserves for one worker."""
     gpus_per_worker: float = Field(default=0.0, ge=0)
     """GPUs of one worker; 0 runs on CPU with gloo."""
     threads_per_worker: int = Field(default=1, gt=0)
     """Threads of torch in one worker."""
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        others = {name: value for name, value in self.parallel.model_dump().items() if name != "data" and value > 1}
+        if self.engine.type == "deepspeed" and others:
+            raise ValueError(
+                f"training.engine.type=deepspeed has the axis data only, but training.parallel sets {others}; set them "
+                f"to 1, or use training.engine.type=fsdp"
+            )
+        if self.lora is not None and self.parallel.tensor > 1:
+            raise ValueError(
+                f"training.lora does not go with training.parallel.tensor={self.parallel.tensor}: adapters are not in "
+                f"the tensor parallel plans of the families; set it to 1 and raise training.parallel.data"
+            )
+        if self.lora is not None and self.engine.type == "fsdp" and self.engine.sharded_load:
+            raise ValueError("training.lora does not go with training.engine.sharded_load=true; set it to false")
+        return self

@@ -20,6 +20,7 @@ from rayrl.rollout.settings import sampling_params
 from rayrl.rollout.sft_examples import encode_example
 from rayrl.rollout.single_turn import PromptTooLong, check_fits, encode_prompt
 from rayrl.tracking.registry import check_sinks
+from rayrl.training.engine_check import check_engine
 from rayrl.training.layout_check import check_layout
 from rayrl.types.protocols import Tokenizer
 
@@ -32,6 +33,7 @@ def check_run(config: RunConfig) -> list[str]:
 
     notes = _check_model(config.model.path, _needs_template(config))
     notes.append(f"layout: {check_layout(config.training, read_model_shape(config.model.path))}")
+    notes.append(f"training engine: {check_engine(config.model, config.training)}")
     limit = context_limit(config.model)
     make_workflow(config.rollout.workflow)
     GroupFilter(config.algorithm.shaping)
@@ -52,6 +54,7 @@ def check_sft_run(config: SFTRunConfig) -> list[str]:
     """As `check_run`, for supervised runs."""
     notes = _check_model(config.model.path, config.sft.prompt_format == "chat")
     notes.append(f"layout: {check_layout(config.training, read_model_shape(config.model.path))}")
+    notes.append(f"training engine: {check_engine(config.model, config.training)}")
     notes.append(_check_examples(config, context_limit(config.model)))
     notes += _check_sinks(config)
     return notes

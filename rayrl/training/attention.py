@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rayrl.training.pack import packed_attention
+
 NAME = "rayrl_sdpa"
 """Name under which transformers knows it."""
 MAX_DENSE_LENGTH = 512
@@ -36,7 +38,14 @@ def attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return [B, L, H, D], as transformers calls it with query [B, H, L, D] and key, value [B, H_kv, L, D]."""
+    """Return [B, L, H, D], as transformers calls it with query [B, H, L, D] and key, value [B, H_kv, L, D].
+
+    With the option `pack` it is a row of several sequences, and `attention_mask` is not looked at.
+    """
+    pack = options.pop("pack", None)
+    if pack is not None:
+        options |= {"dropout": dropout, "scaling": scaling}
+        return packed_attention(module, query, key, value, pack, attention, **options), None
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     dense = (

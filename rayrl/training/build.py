@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayrl.config.training import FsdpEngine
 from rayrl.errors import ModelError
 from rayrl.models.loading import create_unloaded_causal_lm, load_causal_lm
 from rayrl.training import attention
@@ -19,6 +20,7 @@ from rayrl.training.engine import TrainEngineSettings
 from rayrl.training.expert_parallel import TokenCapacity, parallelize_experts
 from rayrl.training.layout import Layout
 from rayrl.training.logprobs import HeadSettings, token_logprobs
+from rayrl.training.lora import attach_lora
 from rayrl.training.policy_model import PolicyModel
 from rayrl.training.scalar_head import ScalarModel, attach_scalar_head, make_model
 from rayrl.training.sharded_load import give_memory, load_parts
@@ -39,10 +41,13 @@ def build_policy(
     settings: TrainEngineSettings, layout: Layout, head: HeadSettings, capacity: TokenCapacity
 ) -> BuiltPolicy:
     """Return the policy in the layout; collective. ModelError if the model cannot be loaded or trained."""
-    engine = settings.training.engine
+    engine, lora = settings.training.engine, settings.training.lora
+    assert isinstance(engine, FsdpEngine), "the registry makes the engine that the config chooses"
     kernel = attention.register() if engine.attention == "sdpa" else engine.attention
     make = _without_weights if engine.sharded_load else _with_weights
     model = make(settings, head, kernel)
+    if lora is not None:
+        attach_lora(model.lm, lora)
     context_group, tensor_mesh, expert_mesh = layout.group("context"), layout.axis("tensor"), layout.axis("expert")
     if context_group is not None:
         model.context = ContextParallel(group=context_group)

@@ -23,10 +23,11 @@ from rayrl.training.forward import StepTotals, attention_cost, loss_view, not_fi
 from rayrl.training.gradients import clip, total_norm
 from rayrl.training.layout import make_layout
 from rayrl.training.logprobs import HeadSettings
+from rayrl.training.lora import adapters_off, published_weights, trained
 from rayrl.training.losses import LossFunction, LossView
 from rayrl.training.micro_batches import plan_micro_batches
 from rayrl.training.optimizer import make_optimizer, set_lr
-from rayrl.training.policy_model import PolicyModel, can_share_prompts
+from rayrl.training.policy_model import PolicyModel, can_pack, can_share_prompts
 from rayrl.training.rows import plan_rows, row_lengths
 from rayrl.training.scalar_head import classifier_config
 from rayrl.training.schedule import lr_factor
@@ -59,10 +60,15 @@ class FsdpEngine:
         self._capacity = TokenCapacity()
         built = self._build()
         self._policy, self._summed_gradients = built.model, list(built.summed_gradients)
-        self._reference = self._build().model.requires_grad_(False) if settings.with_reference else None
+        # With adapters the reference is the policy without them.
+        with_reference = settings.with_reference and training.lora is None
+        self._reference = self._build().model.requires_grad_(False) if with_reference else None
         self._share_prompts = training.engine.share_prompts and can_share_prompts(self._policy.lm)
+        self._packed = training.engine.packing and can_pack(self._policy)
         self._attention_cost = attention_cost(self._policy)
         self._weights = weights_of(self._policy)
+        self._trained = trained(self._weights)
+        self._published = published_weights(self._policy.lm)
         self._optimizer = make_optimizer(self._weights.items(), training.optimizer)
         self._optimizer_steps = 0
         self._reference_moved = False
@@ -106,9 +112,12 @@ class FsdpEngine:
 
     def forward_logprobs(self, batch: TrainBatch, *, reference: bool = False) -> FloatArray:
         """See `TrainEngine`."""
+        assert self._head_kind == "policy", "a scalar head has no logprobs"
+        if reference and self._training.lora is not None:
+            with adapters_off(self._policy):
+                return self._forward_tokens(self._policy, batch)
         model = self._reference if reference else self._policy
         assert model is not None, "the engine was made without a reference policy"
-        assert self._head_kind == "policy", "a scalar head has no logprobs"
         return self._forward_tokens(model, batch)
 
     def refresh_reference(self) -> None:
@@ -148,22 +157,19 @@ class FsdpEngine:
 
     def weight_specs(self, dtype: str) -> tuple[TensorSpec, ...]:
         """See `TrainEngine`."""
-        return tuple(
-            TensorSpec(name=name, shape=tuple(weight.shape), dtype=dtype) for name, weight in self._weights.items()
-        )
+        return tuple(TensorSpec(name=weight.name, shape=weight.shape, dtype=dtype) for weight in self._published)
 
     def weight_tensors(self, dtype: str) -> Iterator[tuple[str, Tensor]]:
         """See `TrainEngine`."""
         target = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-        for name, weight in self._weights.items():
-            # Cast before the gather: half the traffic in bfloat16.
-            yield name, full(weight.detach().to(target))
+        for weight in self._published:
+            yield weight.name, weight.merged(full, target)
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """See `TrainEngine`."""
         moved = self._reference if self._reference_moved else None
         reference = None if moved is None else weights_of(moved)
-        return self._saver.begin(folder, self._weights, self._optimizer, self._optimizer_steps, reference)
+        return self._saver.begin(folder, self._trained, self._optimizer, self._optimizer_steps, reference)
 
     def save(self, folder: Path) -> None:
         """See `TrainEngine`."""
@@ -175,7 +181,7 @@ class FsdpEngine:
         if self._reference_moved and not is_there:
             self._reference = self._build().model.requires_grad_(False)
         reference = weights_of(self._reference) if is_there and self._reference is not None else None
-        self._optimizer_steps = state.load_state(folder, self._weights, self._optimizer, reference)
+        self._optimizer_steps = state.load_state(folder, self._trained, self._optimizer, reference)
         self._reference_moved = is_there
 
     def export_hf(self, folder: Path) -> None:
@@ -204,13 +210,13 @@ class FsdpEngine:
         """Yield the micro-batches of this rank; the same number on every rank."""
         budget = self._training.micro_batch_tokens
         rows = plan_rows(batch, share=self._share_prompts, attention_cost=self._attention_cost, max_tokens=budget)
-        parallel = self._layout.parallel
-        plan = plan_micro_batches(row_lengths(rows), parallel.batch_ranks, budget, self._attention_cost)
+        parallel, packed = self._layout.parallel, self._packed
+        plan = plan_micro_batches(row_lengths(rows), parallel.batch_ranks, budget, self._attention_cost, packed=packed)
         for at_once in zip(*plan.ranks, strict=True):
-            own = [rows[index] for index in at_once[self._layout.batch_rank]]
-            shapes = [micro_shape([rows[index] for index in indices], parallel.context) for indices in at_once]
+            of_ranks = [[rows[index] for index in indices] for indices in at_once]
+            shapes = [micro_shape(of_rank, parallel.context, packed=packed) for of_rank in of_ranks]
             self._capacity.num_tokens = max(height * width // parallel.context for height, width in shapes)
-            yield collate(batch, own, self._device, parallel.context)
+            yield collate(batch, of_ranks[self._layout.batch_rank], self._device, parallel.context, packed=packed)
 
     def _forward(self, model: PolicyModel, micro: MicroBatch, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
         # Sharded, the parameters themselves are gathered in the data type of the products.

@@ -27,12 +27,13 @@ class MicroBatchPlan:
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], num_ranks: int, token_budget: int, attention_cost: float = 0.0
+    lengths: Sequence[int], num_ranks: int, token_budget: int, attention_cost: float = 0.0, *, packed: bool = False
 ) -> MicroBatchPlan:
-    """Return a plan in which each row occurs once and rows of similar length go together.
+    """Return a plan in which each row occurs once. Longest first, each row goes to the rank with the least cost so far.
 
-    Rows times the longest length of a micro-batch are at most `token_budget`, unless it has a single row. Longest
-    first, each row goes to the rank with the least cost so far.
+    A micro-batch has at most `token_budget` tokens unless it has a single row. Padded, these are its rows times its
+    longest length, and rows of similar length go together. Packed, they are the sum of its lengths, and each row goes
+    to the first micro-batch of its rank with room for it (first-fit decreasing: at most 11/9 of the fewest, plus one).
     """
     assert num_ranks > 0 and token_budget > 0, "a plan needs ranks and a budget"
     longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
@@ -42,7 +43,8 @@ def plan_micro_batches(
         rank = costs.index(min(costs))
         shares[rank].append(index)
         costs[rank] += row_cost(lengths[index], attention_cost)
-    cut = [_cut(share, lengths, token_budget) for share in shares]
+    divide = _first_fit if packed else _cut
+    cut = [divide(share, lengths, token_budget) for share in shares]
     num_micro_batches = max(1, *(len(parts) for parts in cut))
     return MicroBatchPlan(ranks=tuple(tuple(parts) + ((),) * (num_micro_batches - len(parts)) for parts in cut))
 
@@ -56,3 +58,19 @@ def _cut(share: Sequence[int], lengths: Sequence[int], token_budget: int) -> lis
         parts.append(tuple(share[start : start + num_rows]))
         start += num_rows
     return parts
+
+
+def _first_fit(share: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[tuple[int, ...]]:
+    """Put rows, longest first, into the first micro-batch that has room."""
+    parts: list[list[int]] = []
+    room: list[int] = []
+    for index in share:
+        length = lengths[index]
+        target = next((number for number, free in enumerate(room) if free >= length), None)
+        if target is None:
+            parts.append([index])
+            room.append(token_budget - length)
+        else:
+            parts[target].append(index)
+            room[target] -= length
+    return [tuple(part) for part in parts]

@@ -14,10 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from rayrl.errors import ModelError
+from rayrl.training import attention
 from rayrl.training.collate import MicroBatch
 from rayrl.training.context_parallel import ContextParallel
 from rayrl.training.gradients import local
 from rayrl.training.logprobs import HeadSettings, token_logprobs
+from rayrl.training.pack import Pack
 
 
 class PolicyModel(nn.Module):
@@ -60,7 +62,9 @@ class PolicyModel(nn.Module):
         bias = None if output.bias is None else local(output.bias)
         return token_logprobs(hidden, local(output.weight), bias, targets, self.head, with_entropy, group)
 
-    def _hidden(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | None) -> Tensor:
+    def _hidden(self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | Pack | None) -> Tensor:
+        if isinstance(mask, Pack):
+            return self._packed_hidden(input_ids, position_ids, mask)
         if mask is not None and self.lm.config._attn_implementation == "eager":
             mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)  # added to the scores there
         # A mask that is already four-dimensional is taken as it is; without one transformers sees contiguous positions.
@@ -68,6 +72,27 @@ class PolicyModel(nn.Module):
             input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
         ).last_hidden_state
         return hidden
+
+    def _packed_hidden(self, input_ids: Tensor, position_ids: Tensor, pack: Pack) -> Tensor:
+        # Any four-dimensional mask keeps transformers from making one of [L, L]; our attention reads the pack instead.
+        unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=input_ids.device)
+        hidden: Tensor = self.lm.base_model(
+            input_ids=input_ids, attention_mask=unread, position_ids=position_ids, use_cache=False, pack=pack
+        ).last_hidden_state
+        return hidden
+
+
+def can_pack(model: PolicyModel) -> bool:
+    """Return whether sequences may stand end to end: only with our attention, and no state that runs along the row.
+
+    Compiled blocks do not: each micro-batch has other lengths, and they would be compiled again for each.
+    """
+    lm = model.lm
+    layer_types = set(lm.config.to_dict().get("layer_types") or ())
+    known = layer_types <= {"full_attention", "sliding_attention"}
+    is_ours = lm.config._attn_implementation.startswith(attention.NAME)
+    is_compiled = any(layer._compiled_call_impl is not None for layer in model.layers())
+    return known and not lm._is_stateful and is_ours and not is_compiled
 
 
 def can_share_prompts(lm: Any) -> bool:

@@ -11,7 +11,13 @@ def _fsdp(settings: TrainEngineSettings) -> TrainEngine:
     return FsdpEngine(settings)
 
 
-TRAIN_ENGINES: dict[str, Callable[[TrainEngineSettings], TrainEngine]] = {"fsdp": _fsdp}
+def _deepspeed(settings: TrainEngineSettings) -> TrainEngine:
+    from rayrl.training.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(settings)
+
+
+TRAIN_ENGINES: dict[str, Callable[[TrainEngineSettings], TrainEngine]] = {"fsdp": _fsdp, "deepspeed": _deepspeed}
 """What an engine is built on is imported only when it is chosen."""
 
 

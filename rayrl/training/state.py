@@ -48,8 +48,11 @@ class StateSaver:
         Args:
             reference: weights of a reference policy that is not the one of the model folder.
         """
-        state = _tensors(weights, optimizer) | _random_state() | {"optimizer_steps": torch.tensor(steps)}
-        state |= _reference_tensors(reference)
+        state = _tensors(weights, optimizer) | random_state() | {"optimizer_steps": torch.tensor(steps)}
+        return self.begin_tensors(folder, state | _reference_tensors(reference))
+
+    def begin_tensors(self, folder: Path, state: dict[str, Tensor]) -> Callable[[], None]:
+        """As `begin`, for tensors that are named already."""
         if dist.is_initialized() and self._group is None:
             # Of its own: collectives of a write that runs beside training must not come between those of a step.
             self._group = dist.new_group(backend="gloo")
@@ -105,13 +108,13 @@ def load_state(
             f"{str(folder)!r} is of another model: it lacks {missing[:3] or 'nothing'} "
             f"and has {foreign[:3] or 'nothing'} besides; set model.path to the model of the run"
         )
-    state |= {name: value for name, value in _random_state().items() if name in known}
+    state |= {name: value for name, value in random_state().items() if name in known}
     try:
         with _without_hint():
             load(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
     except (CheckpointException, ValueError, RuntimeError, OSError) as error:
         raise CheckpointError(f"{str(folder)!r} cannot be read: {_cause(error)}") from error
-    _restore_random_state(state)
+    restore_random_state(state)
     return int(state["optimizer_steps"])
 
 
@@ -150,7 +153,8 @@ def _tensors(weights: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer)
     return state
 
 
-def _random_state() -> dict[str, Tensor]:
+def random_state() -> dict[str, Tensor]:
+    """Return the state of this rank's generators, by names that hold the rank."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     state = {f"random.cpu.{rank}": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -158,7 +162,8 @@ def _random_state() -> dict[str, Tensor]:
     return state
 
 
-def _restore_random_state(state: dict[str, Tensor]) -> None:
+def restore_random_state(state: dict[str, Tensor]) -> None:
+    """Set the generators of this rank to what `random_state` returned; nothing where the rank is not in it."""
     for name, value in state.items():
         if name.startswith("random.cpu."):
             torch.set_rng_state(value)
