@@ -92,7 +92,7 @@ class RunConfig(RunFile):
             )
         if refresh > 0 and self.training.lora is not None:
             raise ValueError(
-                f"algorithm.kl.refresh_every={refresh} does not go with training.lora, where the reference is the model "
+                f"algorithm.kl.refresh_every={refresh} does not go with training.lora: the reference is the model "
                 f"without its adapters; set it to 0"
             )
         return self
