@@ -13,6 +13,8 @@ from quickstart_study import TARGET, Row, RowKey, Study
 from rayrl.config.presets import PRESETS
 
 ON_POLICY = ("driver.minibatches=1", "driver.max_staleness=0", "training.optimizer.lr=2.0e-4")
+WITH_TEACHER = {"distillation"}
+"""Presets that learn from a teacher instead of rewards; they need one, and are no part of this study."""
 SETTINGS: dict[str, tuple[str, ...]] = {
     # Without a ratio there is nothing that holds a second step on the same samples: one step, on fresh samples.
     "gpg": ON_POLICY,
@@ -25,6 +27,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 STEPS = {"dapo": 60}
 """Shorter budgets: with groups without signal replaced, a late step samples hundreds of groups to find its 32."""
 EVERY = 20
+
+
+def studied_presets() -> list[str]:
+    """Return the presets of the study, in the order of the config."""
+    return [name for name in PRESETS if name not in WITH_TEACHER]
 
 
 def key(preset: str, seed: int, steps: int, extra: tuple[str, ...] = ()) -> RowKey:
@@ -52,7 +59,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     """Run what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--presets", default=",".join(PRESETS), help="names, by comma; all by default")
+    parser.add_argument("--presets", default=",".join(studied_presets()), help="names, by comma; all by default")
     parser.add_argument("--seeds", default="1", help="run.seed of each row, by comma")
     parser.add_argument("--steps", type=int, default=150, help="training steps of a row: the budget")
     parser.add_argument("--set", action="append", default=[], help="a further override, for all rows")
@@ -60,9 +67,9 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what is measured and run nothing")
     arguments = parser.parse_args()
     presets = arguments.presets.split(",")
-    unknown = sorted(set(presets) - set(PRESETS))
+    unknown = sorted(set(presets) - set(studied_presets()))
     if unknown:
-        parser.error(f"no preset {', '.join(unknown)}; there are {', '.join(PRESETS)}")
+        parser.error(f"no preset {', '.join(unknown)}; there are {', '.join(studied_presets())}")
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     keys = [key(preset, seed, arguments.steps, tuple(arguments.set)) for seed in seeds for preset in presets]
     study = Study(arguments.folder.resolve(), "learning.jsonl")
