@@ -27,7 +27,7 @@ def engine_metrics(
         "inference/sampled_tokens": float(sum(status.total_tokens for status in statuses)),
         "inference/prefill_tokens": float(sum(status.total_prefill_tokens for status in statuses)),
     }
-    if before is not None and seconds > 0:
+    if before and seconds > 0:
         # A replaced engine begins to count anew: then there is no rate for once.
         sampled = metrics["inference/sampled_tokens"] - before.get("inference/sampled_tokens", 0.0)
         if sampled >= 0:

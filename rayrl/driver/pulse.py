@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ray.exceptions import RayError
@@ -17,9 +18,13 @@ from rayrl.infra.waiting import start_waiting
 class Pulse:
     """Asks a member for its status every `supervision.heartbeat_s`."""
 
-    def __init__(self, member: Member, limits: SupervisionConfig) -> None:
+    def __init__(
+        self, member: Member, limits: SupervisionConfig, on_status: Callable[[EngineStatus], None] | None = None
+    ) -> None:
+        """`on_status` is given each status of an engine."""
         self._member = member
         self._limits = limits
+        self._on_status = on_status
 
     async def until_fault(self) -> tuple[FaultCause, str]:
         """Return what is wrong with the member, once something is; a dead one is left to whoever awaits its end."""
@@ -34,6 +39,8 @@ class Pulse:
             beat = Heartbeat(answered=False)
             if question.done():
                 beat = read_answer(question)
+                if self._on_status is not None and beat.answered and isinstance(question.result(), EngineStatus):
+                    self._on_status(question.result())
                 question = None
             now = time.monotonic()
             health = health.after(beat, now)

@@ -23,6 +23,7 @@ from typing import Any
 
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.config.run import RunConfig
+from rayrl.driver.engine_metrics import engine_metrics
 from rayrl.driver.failure_policy import (
     Decision,
     FaultCause,
@@ -35,6 +36,7 @@ from rayrl.driver.progress import Progress
 from rayrl.driver.publisher import Publisher
 from rayrl.driver.pulse import Pulse
 from rayrl.errors import BudgetExhausted, ConfigError, RayrlError
+from rayrl.inference.engine import EngineStatus
 from rayrl.infra.actor_group import Member
 from rayrl.infra.nodes import draining_nodes, is_node_alive
 from rayrl.infra.outcomes import CallState, gather_outcomes
@@ -92,6 +94,10 @@ class Supervisor:
         }
         self._target = supervision.max_engines or config.inference.num_engines
         self._leaving: set[str] = set()
+        self._statuses: dict[str, EngineStatus] = {}
+        """The last answer of each engine, at most `supervision.heartbeat_s` old while it answers."""
+        self._load: dict[str, float] = {}
+        self._load_at = time.monotonic()
         self._jobs: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] | None = None
         self._connecting = asyncio.Lock()
@@ -144,12 +150,18 @@ class Supervisor:
         self._spawn(self._fit_to_target)
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts of now and since the start."""
+        """Return the load of the engines, and the counts of now and since the start. Called once per step."""
         engines = self._roles[INFERENCE]
         result = {
             "supervision/engines_serving": float(len(self._publisher.serving)),
             "supervision/engines_starting": float(engines.num_starting),
         }
+        members = {member.name for member in engines.starter.group.members}
+        statuses = [status for name, status in self._statuses.items() if name in members]
+        now = time.monotonic()
+        self._load = engine_metrics(statuses, self._load, now - self._load_at)
+        self._load_at = now
+        result |= self._load
         for name, role in self._roles.items():
             result[f"supervision/{name}_faults"] = float(role.num_faults)
             result[f"supervision/{name}_replaced"] = float(role.num_replaced)
@@ -265,7 +277,10 @@ class Supervisor:
             self.report(member.name, FaultCause.DIED, str(error))
 
     async def _feel(self, role: _Role, member: Member) -> None:
-        fault = await Pulse(member, self._config.supervision).until_fault()
+        def keep(status: EngineStatus) -> None:
+            self._statuses[member.name] = status
+
+        fault = await Pulse(member, self._config.supervision, keep).until_fault()
         self.report(member.name, *fault)
 
     async def _scale(self) -> None:
