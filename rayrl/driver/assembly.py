@@ -24,6 +24,7 @@ from rayrl.driver.grace import within_grace
 from rayrl.driver.group_buffer import GroupBuffer
 from rayrl.driver.kl_coef import first_kl_coef
 from rayrl.driver.outcomes import OutcomeLog
+from rayrl.driver.probe import WeightProbe
 from rayrl.driver.progress import Progress
 from rayrl.driver.publisher import Publisher
 from rayrl.driver.result import RunResult
@@ -124,6 +125,7 @@ class Assembly:
             tracker=tracker,
             stop=stop,
             recovery=recovery,
+            probe=_probe(config, fleet, publisher, ledger),
             more_metrics=supervisor.metrics,
             teacher=_teacher(config, fleet),
         )
@@ -177,6 +179,8 @@ class Assembly:
         self.ledger.record_publication(
             record.version, record.digest, record.engines, missing=record.missing, step=self.progress.step
         )
+        async with self.publisher.lock:
+            await self.train_loop.check_engines(self.progress.step)
         rollouts = asyncio.create_task(self.rollout_loop.run())
         waker = asyncio.create_task(self._wake_on_stop())
         try:

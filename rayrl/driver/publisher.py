@@ -28,6 +28,7 @@ from rayrl.config.run import RunConfig
 from rayrl.driver.failure_policy import FaultCause
 from rayrl.driver.publication_faults import Aborted, check_outcomes, error_of, fault_of, is_refusal
 from rayrl.errors import ActorDied, DeadlineExceeded, RayrlError, TransferError
+from rayrl.inference.engine import LoadTimes
 from rayrl.infra.actor_group import ActorGroup
 from rayrl.infra.outcomes import CallOutcome, CallState, PendingCall, gather_outcomes
 from rayrl.infra.placement_plan import transfer_backend
@@ -61,7 +62,11 @@ class PublicationRecord:
     num_bytes: int
     transfer_s: float
     commit_s: float
-    """From the first pause to the last resume."""
+    """From the first call to the last answer."""
+    load_s: float = 0.0
+    """Of the slowest engine, putting the weights into its model."""
+    pause_s: float = 0.0
+    """Of the slowest engine, sampling nothing."""
     missing: tuple[str, ...] = ()
     """Engines that took part and failed; they are replaced."""
 
@@ -171,6 +176,11 @@ class Publisher:
                 if record.engines:
                     return record
 
+    def quarantine_wrong(self, reasons: Mapping[str, str]) -> None:
+        """Take engines out that were found to hold other weights than the trainer; reasons by name."""
+        known = {name: reason for name, reason in reasons.items() if self._inference.find(name) is not None}
+        self._quarantine({name: (FaultCause.WRONG_WEIGHTS, reason) for name, reason in known.items()})
+
     async def _attempt(self, version: int, engines: Sequence[str]) -> PublicationRecord:
         """Bring a version to these engines. `Aborted` if it fails before the commit."""
         publication = Publication(version=version, engines=engines)
@@ -190,6 +200,8 @@ class Publisher:
         if len(failed) == len(outcomes) and self.version is None and all(map(is_refusal, outcomes)):
             # Nothing was ever served: this is a fault of the set-up, which new engines would only repeat.
             raise Aborted(error_of(outcomes[0]), {}, is_fatal=True)
+        committed_at = time.monotonic()
+        times: list[LoadTimes] = [item.value for item in outcomes if item.state is CallState.DONE]
         self._quarantine(failed)
         publication.move(PublicationState.DONE)
         await self._release(version)
@@ -201,7 +213,9 @@ class Publisher:
             engines=committed,
             num_bytes=sum(spec.num_bytes for spec in manifest.tensors),
             transfer_s=transferred - start,
-            commit_s=time.monotonic() - transferred,
+            commit_s=committed_at - transferred,
+            load_s=max((item.load_s for item in times), default=0.0),
+            pause_s=max((item.pause_s for item in times), default=0.0),
             missing=tuple(failed),
         )
 

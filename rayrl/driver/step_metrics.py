@@ -57,5 +57,7 @@ def batch_metrics(plan: BatchPlan, *, times: StepTimes, samples_per_step: int) -
     if times.publication is not None:
         metrics["time/transfer_s"] = times.publication.transfer_s
         metrics["time/commit_s"] = times.publication.commit_s
+        metrics["transfer/load_s"] = times.publication.load_s
+        metrics["transfer/pause_s"] = times.publication.pause_s
         metrics["transfer/bytes"] = float(times.publication.num_bytes)
     return metrics

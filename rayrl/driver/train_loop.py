@@ -30,6 +30,7 @@ from rayrl.driver.frozen_models import Teacher
 from rayrl.driver.group_buffer import BufferedGroup, GroupBuffer
 from rayrl.driver.kl_coef import next_kl_coef
 from rayrl.driver.outcomes import OutcomeLog
+from rayrl.driver.probe import WeightProbe
 from rayrl.driver.progress import Progress
 from rayrl.driver.publisher import PublicationRecord, Publisher
 from rayrl.driver.rollout_log import RolloutLog
@@ -77,6 +78,8 @@ class TrainLoop:
         tracker: Tracker,
         stop: StopSignal,
         recovery: TrainRecovery,
+
+        probe: WeightProbe | None = None,
         more_metrics: Callable[[], Mapping[str, float]] = dict,
         teacher: Teacher | None = None,
     ) -> None:
@@ -96,6 +99,8 @@ class TrainLoop:
         self._tracker = tracker
         self._stop = stop
         self._recovery = recovery
+
+        self._probe = probe
         self._more_metrics = more_metrics
         self._dropped = 0
         self._budget = FailureBudget(
@@ -289,7 +294,17 @@ class TrainLoop:
         self._ledger.record_publication(version, record.digest, record.engines, missing=record.missing, step=step)
         self._progress.publish(version)
         times.publication = record
+        await self.check_engines(step)
         return record
+
+    async def check_engines(self, step: int) -> None:
+        """Look at what the engines hold, where that is due; hold the publisher's lock."""
+        if self._probe is None:
+            return
+        self.phase = f"probe of version {self._progress.version}"
+        metrics = await self._probe.check_if_due(self._progress.version, step=step)
+        if metrics:
+            self._log(step, dict(metrics))
 
     async def _after_step(self, step: int) -> None:
         await self._checkpointer.note_ended()

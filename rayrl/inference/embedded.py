@@ -26,7 +26,7 @@ from rayrl.inference.slot_attention import ATTENTION_NAME, ShapeProbe, SlotPass,
 from rayrl.inference.slot_cache import SlotCache
 from rayrl.inference.step_gate import StepGate
 from rayrl.inference.threaded import ThreadedEngine
-from rayrl.inference.weights import check_weights, load_weights, named_weights
+from rayrl.inference.weights import check_weights, checksums, load_weights, named_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +156,10 @@ class EmbeddedModel:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy new weights over the old ones."""
         load_weights(self._weights, tensors)
+
+    def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:
+        """Return the checksums of the weights in use."""
+        return checksums(self._weights, specs)
 
     def _forward(self, rows: list[RunningSequence], groups: list[PromptGroup], first_slot: int = 0) -> Tensor:
         """Return [N, V] float32 logits of the next token of each row; the rows are slots `first_slot` and following."""

@@ -67,6 +67,19 @@ class EngineStatus:
     """Prompt tokens found in the prefix cache over those looked up, since the start."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadTimes:
+    """How long new weights took.
+
+    Example: `LoadTimes(load_s=0.12, pause_s=0.13)`.
+    """
+
+    load_s: float
+    """Putting them into the model, in seconds."""
+    pause_s: float
+    """Nothing was sampled for so long, the load included, in seconds."""
+
+
 class InferenceEngine(Protocol):
     """One replica of the model. All methods are called from one event loop."""
 
@@ -102,7 +115,14 @@ class InferenceEngine(Protocol):
         """EngineError with the first difference if these are not exactly the weights that `load` needs."""
         ...
 
-    async def load(self, version: int, tensors: "Mapping[str, Tensor]") -> None:
+    async def staging_memory(self, num_bytes: int) -> "Tensor | None":
+        """Return uint8 memory on the CPU in which the next version may be staged, so that `load` copies it no more.
+
+        It keeps its bytes until the next call, which waits for a load that still reads from it. None: stage anywhere.
+        """
+        ...
+
+    async def load(self, version: int, tensors: "Mapping[str, Tensor]") -> LoadTimes:
         """Replace all weights between two steps; requests in flight go on with the new ones and keep their KV.
 
         EngineError if a parameter is missing, unknown or of another shape; then the old weights stay.
@@ -119,6 +139,13 @@ class InferenceEngine(Protocol):
 
     async def wake(self) -> None:
         """Take the memory again, with the weights of before; the engine stays paused. Awake, nothing happens."""
+        ...
+
+    async def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:
+        """Return `weight_manifest.checksum_of` of the weights in use, by name.
+
+        Of the weights in `specs` only those that the engine can say: it may hold others in a layout of its own.
+        """
         ...
 
     async def status(self) -> EngineStatus:

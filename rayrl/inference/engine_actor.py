@@ -9,17 +9,17 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayrl.errors import TransferError
-from rayrl.inference.engine import EngineBusy, EngineStatus, RequestRefused
+from rayrl.inference.engine import EngineBusy, EngineStatus, LoadTimes, RequestRefused
 from rayrl.inference.registry import make_engine
 from rayrl.inference.settings import EngineSettings
 from rayrl.inference.staging import Staging
 from rayrl.infra.publication import TRANSFER_GROUP
-from rayrl.types.sampling import Chunk, GenerationRequest, RequestFailure
+from rayrl.types.sampling import Chunk, Completion, GenerationRequest, RequestFailure, join_chunks
 from rayrl.utils.logger import get_logger, setup_logging
 
 if TYPE_CHECKING:
@@ -135,13 +135,15 @@ class EngineActor:
             parcels: what the senders left; none on collective routes.
             timeout_s: limit of fetching; on collective routes that of the group counts.
         """
+        from rayrl.infra.buckets import stream_offsets
         from rayrl.infra.publication import EngineAck
 
         if self._route is None:
             self._route = self._make_stored_route(manifest.version)
         self._staging.begin(manifest)
         try:
-            received = await asyncio.to_thread(self._route.receive, manifest, parcels, timeout_s)
+            memory = await self._engine.staging_memory(stream_offsets(manifest.tensors)[1])
+            received = await asyncio.to_thread(self._route.receive, manifest, parcels, timeout_s, memory)
         except BaseException:
             self._staging.failed(manifest)
             raise
@@ -152,11 +154,12 @@ class EngineActor:
             self._staging.failed(manifest)
         return EngineAck(engine=self.name, version=manifest.version, digests=received.digests)
 
-    async def commit(self, version: int) -> None:
+    async def commit(self, version: int) -> LoadTimes:
         """Use the staged version from the next step on. EngineError if it is not staged."""
-        await self._engine.load(version, self._staging.staged(version))
+        times = await self._engine.load(version, self._staging.staged(version))
         self._staging.committed()
         self._logger.debug("engine %s uses version %d", self.name, version)
+        return times
 
     async def discard(self, version: int) -> None:
         """Forget a version that was not committed; the one in use stays."""
@@ -169,6 +172,14 @@ class EngineActor:
     async def wake(self) -> None:
         """Take the memory again."""
         await self._engine.wake()
+
+    async def weight_checksums(self, manifest: "WeightManifest") -> Mapping[str, str]:
+        """Return the checksums of those weights in use that the engine can say."""
+        return await self._engine.checksums([(spec.name, spec.shape, spec.dtype) for spec in manifest.tensors])
+
+    async def sample_probe(self, request: GenerationRequest) -> Completion:
+        """Return one sequence as a whole."""
+        return join_chunks([chunk async for chunk in self._engine.generate(request)])
 
     async def status(self) -> EngineStatus:
         """Return a snapshot of the engine."""

@@ -80,6 +80,10 @@ class ScriptedModel:
     def load(self, tensors: "Mapping[str, Tensor]") -> None:
         """Every set of weights gives the same script."""
 
+    def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:
+        """There are no weights."""
+        return {}
+
     def _next_token(self, row: RunningSequence) -> int:
         reply = self._reply(row.request.prompt_tokens)
         return reply[min(len(row.tokens), len(reply) - 1)]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rayrl.errors import TransferError
 from rayrl.infra.buckets import DTYPE_BYTES, TensorSpec, stream_offsets
-from rayrl.infra.weight_transfer import spec_of
+from rayrl.infra.weight_manifest import bytes_of, spec_of
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
 
@@ -53,7 +53,10 @@ class SharedWeights:
 
 
 class SharedMemoryWriter:
-    """Owns the memory file of one engine."""
+    """Owns the memory file of one engine.
+
+    A version that was staged in `reserve`'s memory, in the layout of `stream_offsets`, is written without a copy.
+    """
 
     def __init__(self) -> None:
         self._descriptor = os.memfd_create("rayrl-weights", os.MFD_CLOEXEC)
@@ -64,13 +67,14 @@ class SharedMemoryWriter:
         """Copy `tensors` into the memory, over those of the version before, and say where they are."""
         specs = tuple(spec_of(name, tensor) for name, tensor in tensors.items())
         offsets, num_bytes = stream_offsets(specs)
-        self._reserve(num_bytes)
+        self.reserve(num_bytes)
         end = 0
         for spec, offset, tensor in zip(specs, offsets, tensors.values(), strict=True):
             # What lies between two tensors counts in the digest.
             self._bytes[end:offset].zero_()
             end = offset + spec.num_bytes
-            self._bytes[offset:end].copy_(tensor.detach().contiguous().reshape(-1).view(torch.uint8))
+            if tensor.data_ptr() != self._bytes.data_ptr() + offset or not tensor.is_contiguous():
+                self._bytes[offset:end].copy_(bytes_of(tensor))
         self._bytes[end:num_bytes].zero_()
         return SharedWeights(
             file=f"/proc/{os.getpid()}/fd/{self._descriptor}",
@@ -82,6 +86,14 @@ class SharedMemoryWriter:
             dtypes=[spec.dtype for spec in specs],
         )
 
+    def reserve(self, num_bytes: int) -> Tensor:
+        """Return at least `num_bytes` of the memory, as uint8; it holds what the last call or `write` left there."""
+        if num_bytes > self._bytes.numel():
+            os.ftruncate(self._descriptor, num_bytes)
+            self._map = mmap.mmap(self._descriptor, num_bytes)
+            self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        return self._bytes
+
     def close(self) -> None:
         """Give the memory back. Calling it again does nothing."""
         self._bytes = torch.empty(0, dtype=torch.uint8)
@@ -89,13 +101,6 @@ class SharedMemoryWriter:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _reserve(self, num_bytes: int) -> None:
-        if num_bytes <= self._bytes.numel():
-            return
-        os.ftruncate(self._descriptor, num_bytes)
-        self._map = mmap.mmap(self._descriptor, num_bytes)
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
 
 
 def open_weights(shared: SharedWeights) -> dict[str, Tensor]:

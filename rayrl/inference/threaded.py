@@ -13,6 +13,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -24,11 +25,12 @@ from rayrl.config.inference import InferenceConfig
 from rayrl.errors import EngineError, IllegalTransition
 from rayrl.inference.backpressure import QueueLimit
 from rayrl.inference.batching import Batcher, Event
-from rayrl.inference.engine import NO_VERSION, EngineStatus, PauseMode, RequestRefused, WeightSpec
+from rayrl.inference.engine import NO_VERSION, EngineStatus, LoadTimes, PauseMode, RequestRefused, WeightSpec
 from rayrl.inference.lifecycle import EngineState, Lifecycle
 from rayrl.inference.request_check import check_request
 from rayrl.inference.step_gate import StepGate
 from rayrl.inference.token_model import TokenModel
+from rayrl.inference.weights import make_memory
 from rayrl.types.sampling import Chunk, GenerationRequest
 from rayrl.utils.logger import get_logger
 
@@ -74,6 +76,7 @@ class ThreadedEngine:
         )
         self._gate = gate
         self._lifecycle = Lifecycle(name)
+        self._memory: Tensor | None = None
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._command_lock = Lock()
         self._queues: dict[str, asyncio.Queue[Chunk | EngineError]] = {}
@@ -141,9 +144,32 @@ class ThreadedEngine:
         """EngineError with the first difference if `load` would not take these."""
         await self._call(lambda: self._model.check_weights(specs))
 
-    async def load(self, version: int, tensors: "Mapping[str, Tensor]") -> None:
+    async def staging_memory(self, num_bytes: int) -> "Tensor | None":
+        """Return memory that is kept from one version to the next, so that its pages are made once."""
+        # A load that its caller gave up may still be in the queue.
+        await self._call(_nothing)
+        if self._memory is None or self._memory.numel() < num_bytes:
+            self._memory = None
+            self._memory = await asyncio.to_thread(make_memory, num_bytes)
+        return self._memory
+
+    async def load(self, version: int, tensors: "Mapping[str, Tensor]") -> LoadTimes:
         """Replace all weights between two steps."""
-        await self._call(lambda: self._publish(self._batcher.load(version, tensors)))
+
+        def load() -> LoadTimes:
+            start = time.perf_counter()
+            self._publish(self._batcher.load(version, tensors))
+            seconds = time.perf_counter() - start
+            # The thread that loads is the one that samples.
+            return LoadTimes(load_s=seconds, pause_s=seconds)
+
+        times: LoadTimes = await self._call(load)
+        return times
+
+    async def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:
+        """Compute them between two steps."""
+        found: Mapping[str, str] = await self._call(lambda: self._model.checksums(specs))
+        return found
 
     async def sleep(self) -> None:
         """Refused: the memory of this engine is that of its process."""
@@ -176,10 +202,10 @@ class ThreadedEngine:
         self._end(None)
         self._end_all_callers()
 
-    async def _call(self, command: Callable[[], Any]) -> None:
+    async def _call(self, command: Callable[[], Any]) -> Any:
         future: Future[Any] = Future()
         self._put((command, future))
-        await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(future)
 
     def _put(self, command: Command) -> None:
         # Under the lock: a command is either seen by the thread, or by the clean-up after its failure.

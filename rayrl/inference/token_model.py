@@ -58,3 +58,7 @@ class TokenModel(Protocol):
     def load(self, tensors: "Mapping[str, Tensor]") -> None:
         """Replace all weights. EngineError, and no change, if they do not fit."""
         ...
+
+    def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:
+        """Return the checksums of those of the weights that the model has."""
+        ...

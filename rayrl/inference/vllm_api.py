@@ -124,6 +124,7 @@ def start_engine(
         # Weights come with the first publication only.
         load_format="dummy",
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        worker_extension_cls="rayrl.inference.vllm_worker.WeightChecksums",
         seed=seed % (1 << 32),
         max_num_seqs=options.max_batch_size,
         tensor_parallel_size=options.tensor_parallel,
@@ -173,6 +174,15 @@ async def wake(engine: Any) -> None:
     """Take device memory again, weights included; vLLM resumes by itself, which `pause` undoes."""
     await engine.wake_up()
     await pause(engine)
+
+
+async def weight_checksums(engine: Any, specs: Sequence[tuple[str, tuple[int, ...], str]]) -> dict[str, str]:
+    """Return the checksums of the weights that every worker holds whole and in the layout of their specs."""
+    rows = [[name, list(shape), dtype] for name, shape, dtype in specs]
+    per_worker = await engine.collective_rpc("rayrl_weight_checksums", args=(rows,))
+    # Shards of one weight differ from worker to worker, and none is the whole.
+    common = set.intersection(*(set(found.items()) for found in per_worker))
+    return dict(sorted(common))
 
 
 def end_requests(engine: Any, error: Exception) -> None:

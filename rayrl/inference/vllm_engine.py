@@ -20,7 +20,15 @@ from rayrl.config.model import ModelConfig
 from rayrl.errors import EngineError
 from rayrl.inference import vllm_api
 from rayrl.inference.child_output import ChildOutput
-from rayrl.inference.engine import NO_VERSION, EngineBusy, EngineStatus, PauseMode, RequestRefused, WeightSpec
+from rayrl.inference.engine import (
+    NO_VERSION,
+    EngineBusy,
+    EngineStatus,
+    LoadTimes,
+    PauseMode,
+    RequestRefused,
+    WeightSpec,
+)
 from rayrl.inference.lifecycle import EngineState, Lifecycle
 from rayrl.inference.request_check import ModelLimits, check_request
 from rayrl.inference.shared_weights import SharedMemoryWriter
@@ -140,12 +148,23 @@ class VllmInferenceEngine:
         self._expect_available()
         check_weights(self._expected, specs)
 
-    async def load(self, version: int, tensors: "Mapping[str, Tensor]") -> None:
+    async def staging_memory(self, num_bytes: int) -> "Tensor | None":
+        """Return the memory that is shared with vLLM's workers."""
+        async with self._order:
+            return await asyncio.to_thread(self._memory.reserve, num_bytes)
+
+    async def load(self, version: int, tensors: "Mapping[str, Tensor]") -> LoadTimes:
         """Replace all weights between two steps."""
         if version < 0:
             raise EngineError(f"engine {self._name} cannot load version {version}: versions start at 0")
         await self.check_weights([(name, tuple(item.shape), dtype_name(item)) for name, item in tensors.items()])
-        await self._in_order(lambda: self._load(version, tensors))
+        times: LoadTimes = await self._in_order(lambda: self._load(version, tensors))
+        return times
+
+    async def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:
+        """Ask vLLM's workers; they hold packed and fused weights in a layout of their own, which cannot be said."""
+        self._expect_available()
+        return await vllm_api.weight_checksums(self._engine, specs)
 
     async def status(self) -> EngineStatus:
         """Return what vLLM reported last."""
@@ -231,28 +250,33 @@ class VllmInferenceEngine:
             eos_token_ids=self._eos_token_ids,
         )
 
-    async def _in_order(self, command: Callable[[], Awaitable[None]]) -> None:
-        async def run() -> None:
+    async def _in_order(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        async def run() -> Any:
             async with self._order:
-                await command()
+                return await command()
 
         # Shielded: a caller that gives up must not leave an update half done.
-        await asyncio.shield(asyncio.ensure_future(run()))
+        return await asyncio.shield(asyncio.ensure_future(run()))
 
-    async def _load(self, version: int, tensors: "Mapping[str, Tensor]") -> None:
-        # Copied and digested while requests go on.
+    async def _load(self, version: int, tensors: "Mapping[str, Tensor]") -> LoadTimes:
+        # Digested, and copied if it was staged elsewhere, while requests go on.
         shared = await asyncio.to_thread(self._memory.write, version, tensors)
         was_running = self._lifecycle.state is EngineState.RUNNING
+        paused = time.perf_counter()
         await self._pause()
+        loading = time.perf_counter()
         try:
             weights, idle = shared.to_dict(), not self._handles
             await self._guard(vllm_api.update_weights(self._engine, weights, version, idle=idle))
             self._version = version
             # After a lost training group a version number comes again, with other weights.
             self._num_loads += 1
+
+            loaded = time.perf_counter()
         finally:
             if was_running and self._lifecycle.unavailable() is None:
                 await self._resume()
+        return LoadTimes(load_s=loaded - loading, pause_s=time.perf_counter() - paused)
 
     async def _sleep(self) -> None:
         await self._pause()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rayrl.errors import EngineError
 from rayrl.inference.engine import WeightSpec
+from rayrl.infra.weight_manifest import checksum_of
 from rayrl.utils.nearest import did_you_mean
 
 
@@ -40,6 +41,20 @@ def load_weights(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) 
     with torch.no_grad():
         for name, target in expected.items():
             target.copy_(tensors[name])
+
+
+def checksums(weights: Mapping[str, Tensor], specs: Iterable[WeightSpec]) -> dict[str, str]:
+    """Return the checksums of those named weights that are held in the very shape and data type of their spec."""
+    return {
+        name: checksum_of(weights[name])
+        for name, shape, dtype in specs
+        if name in weights and (tuple(weights[name].shape), dtype_name(weights[name])) == (tuple(shape), dtype)
+    }
+
+
+def make_memory(num_bytes: int) -> Tensor:
+    """Return that many bytes on the CPU."""
+    return torch.empty(num_bytes, dtype=torch.uint8)
 
 
 def dtype_name(tensor: Tensor) -> str:

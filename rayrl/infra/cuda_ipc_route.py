@@ -55,7 +55,13 @@ class CudaIpcRoute:
         )
         return SentWeights(digests=digests, parcel=parcel)
 
-    def receive(self, manifest: WeightManifest, parcels: Sequence[Parcel], timeout_s: float) -> ReceivedWeights:
+    def receive(
+        self,
+        manifest: WeightManifest,
+        parcels: Sequence[Parcel],
+        timeout_s: float,
+        memory: Tensor | None = None,
+    ) -> ReceivedWeights:
         """See `WeightRoute`."""
         parcel = parcel_for(manifest, parcels, _gpu_uuid())
         arguments = list(parcel.content)

@@ -73,7 +73,13 @@ class DiskRoute:
         )
         return SentWeights(digests=digests, parcel=parcel)
 
-    def receive(self, manifest: WeightManifest, parcels: Sequence[Parcel], timeout_s: float) -> ReceivedWeights:
+    def receive(
+        self,
+        manifest: WeightManifest,
+        parcels: Sequence[Parcel],
+        timeout_s: float,
+        memory: Tensor | None = None,
+    ) -> ReceivedWeights:
         """See `WeightRoute`."""
         parcel = parcel_for(manifest, parcels)
         return read_weights(Path(parcel.content), manifest, sent=parcel.digests)

@@ -54,7 +54,13 @@ class ObjectStoreRoute:
         )
         return SentWeights(digests=sent, parcel=parcel)
 
-    def receive(self, manifest: WeightManifest, parcels: Sequence[Parcel], timeout_s: float) -> ReceivedWeights:
+    def receive(
+        self,
+        manifest: WeightManifest,
+        parcels: Sequence[Parcel],
+        timeout_s: float,
+        memory: Tensor | None = None,
+    ) -> ReceivedWeights:
         """See `WeightRoute`."""
         parcel = parcel_for(manifest, parcels)
         phase = f"fetching version {manifest.version} from the object store"

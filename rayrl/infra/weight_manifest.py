@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+import xxhash
 from torch import Tensor
 
 from rayrl.errors import TransferError
@@ -55,6 +56,11 @@ def spec_of(name: str, tensor: Tensor) -> TensorSpec:
 def bytes_of(tensor: Tensor) -> Tensor:
     """Return the values as uint8 in row-major order; a view where the tensor is laid out so already."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def checksum_of(tensor: Tensor) -> str:
+    """Return the digest of the values of one tensor; equal for equal bits, wherever and however they are held."""
+    return str(xxhash.xxh3_128(bytes_of(tensor).cpu().numpy().data).hexdigest())
 
 
 def checked_tensors(manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]:

@@ -84,8 +84,16 @@ class WeightRoute(Protocol):
         """Send the tensors of the manifest, drawn one by one. TransferError if they are others."""
         ...
 
-    def receive(self, manifest: WeightManifest, parcels: Sequence[Parcel], timeout_s: float) -> ReceivedWeights:
+    def receive(
+        self,
+        manifest: WeightManifest,
+        parcels: Sequence[Parcel],
+        timeout_s: float,
+        memory: Tensor | None = None,
+    ) -> ReceivedWeights:
         """Return the version of the manifest; the weights in use are not touched.
+
+        `memory`, if it is given and large enough, may be where the tensors are.
 
         Raises:
             TransferError: no parcel is for this receiver, or it is of another version or gone.
@@ -112,9 +120,15 @@ class CollectiveRoute:
         """See `WeightRoute`."""
         return SentWeights(digests=send_weights(self._group, manifest, tensors), parcel=None)
 
-    def receive(self, manifest: WeightManifest, parcels: Sequence[Parcel], timeout_s: float) -> ReceivedWeights:
+    def receive(
+        self,
+        manifest: WeightManifest,
+        parcels: Sequence[Parcel],
+        timeout_s: float,
+        memory: Tensor | None = None,
+    ) -> ReceivedWeights:
         """See `WeightRoute`; the limit is that of the group."""
-        tensors, digests = receive_weights(self._group, manifest)
+        tensors, digests = receive_weights(self._group, manifest, memory)
         return ReceivedWeights(tensors=tensors, digests=digests)
 
     def release(self, version: int) -> None:

@@ -61,10 +61,13 @@ def send_weights(
         return tuple(digest.result() for digest in digests)
 
 
-def receive_weights(group: CollectiveGroup, manifest: WeightManifest) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def receive_weights(
+    group: CollectiveGroup, manifest: WeightManifest, memory: Tensor | None = None
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors by name, and the digest of each bucket as it arrived. Called on every rank but 0.
 
-    The tensors are views of one buffer on `group.device`; the weights in use are not touched.
+    The tensors are views of one buffer: `memory` if it is on `group.device` and large enough, else a new one. The
+    weights in use are not touched.
 
     Raises: as `send_weights`.
     """
@@ -73,7 +76,7 @@ def receive_weights(group: CollectiveGroup, manifest: WeightManifest) -> tuple[d
     buckets = plan_buckets(manifest.tensors, manifest.bucket_bytes)
     _, num_bytes = stream_offsets(manifest.tensors)
     with _closed_on_failure(group), ThreadPoolExecutor(1, thread_name_prefix="digest") as hasher:
-        stream = torch.empty(num_bytes, dtype=torch.uint8, device=group.device)
+        stream = _stream(num_bytes, group.device, memory)
         group.agree("weights", manifest.fingerprint())
         digests: list[Future[str]] = []
         for bucket in buckets:
@@ -81,6 +84,12 @@ def receive_weights(group: CollectiveGroup, manifest: WeightManifest) -> tuple[d
             group.broadcast(part, _SENDER)
             digests.append(hasher.submit(bucket_digest, part))
         return tensors_of_stream(manifest, stream), tuple(digest.result() for digest in digests)
+
+
+def _stream(num_bytes: int, device: torch.device, memory: Tensor | None) -> Tensor:
+    if memory is not None and memory.device.type == device.type and memory.numel() >= num_bytes:
+        return memory[:num_bytes]
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
 @contextmanager

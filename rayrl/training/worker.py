@@ -239,6 +239,23 @@ class TrainWorker:
         """Return whether the last save is written. CheckpointError, once, with what it failed with."""
         return self._saving.poll()
 
+    def weight_checksums(self) -> dict[str, str]:
+        """Return the checksum of each weight as it is sent; rank 0 has them, the others gather with it."""
+        from rayrl.training.probe import checksums
+
+        tensors = self._ready_engine.weight_tensors(self._settings.model.dtype)
+        if self._rank > 0:
+            for _ in tensors:
+                pass
+            return {}
+        return checksums(tensors)
+
+    def score_probe(self, prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return the logprobs of completions of `prompt` under the weights now."""
+        from rayrl.training.probe import score
+
+        return score(self._ready_engine, prompt, completions)
+
     def save(self, folder: str) -> None:
         """Write the training state."""
         self._ready_engine.save(Path(folder))

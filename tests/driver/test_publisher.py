@@ -11,6 +11,7 @@ from rayrl.config.transfer import TransferConfig
 from rayrl.driver.failure_policy import FaultCause
 from rayrl.driver.publisher import Publisher
 from rayrl.errors import ActorDied, DeadlineExceeded, EngineError, TransferError
+from rayrl.inference.engine import LoadTimes
 from rayrl.infra.actor_group import Member
 from rayrl.infra.buckets import TensorSpec
 from rayrl.infra.identity import ActorLabel
@@ -24,6 +25,10 @@ SPECS = (TensorSpec(name="w", shape=(2, 2), dtype="float32"),)
 
 def good_ack(index: int, manifest: WeightManifest, *_: Any) -> EngineAck:
     return EngineAck(engine=f"inference-{index}", version=manifest.version, digests=("aa", "bb"))
+
+
+def load_times(index: int, version: int) -> LoadTimes:
+    return LoadTimes(load_s=1.0 + index, pause_s=2.0 + index)
 
 
 class FakeGroup:
@@ -102,7 +107,9 @@ class Stage:
                 "send_weights": lambda index, version: SentWeights(digests=("aa", "bb"), parcel=parcel),
             },
         )
-        self.inference = FakeGroup("inference", num_engines, self.calls, {"receive": good_ack, **engine_answers})
+        self.inference = FakeGroup(
+            "inference", num_engines, self.calls, {"receive": good_ack, "commit": load_times, **engine_answers}
+        )
         self.publisher = Publisher(config=config, train=self.train, inference=self.inference)  # type: ignore[arg-type]
         self.publisher.on_fault = lambda name, cause, reason: self.faults.append((name, cause))
 
@@ -122,6 +129,7 @@ async def test_engines_commit_only_after_all_have_acknowledged(config: RunConfig
     engine_calls = [call.split(".")[1] for call in stage.calls if call.startswith("inference")]
     assert engine_calls == ["join_transfer"] * 2 + ["prepare"] * 2 + ["receive"] * 2 + ["commit"] * 2
     assert (record.version, record.engines, record.num_bytes) == (3, ("inference-0", "inference-1"), 16)
+    assert (record.load_s, record.pause_s) == (2.0, 3.0), "of the slowest engine"
     assert set(stage.publisher.serving) == {"inference-0", "inference-1"}
 
 
@@ -175,7 +183,9 @@ async def test_death_before_the_commit_costs_one_attempt_and_only_the_dead_engin
 
 @pytest.mark.asyncio
 async def test_engine_that_fails_its_commit_is_quarantined_and_the_others_keep_the_version(config: RunConfig) -> None:
-    stage = Stage(config, commit=lambda index, version: DeadlineExceeded("too slow") if index == 0 else None)
+    stage = Stage(
+        config, commit=lambda index, version: DeadlineExceeded("too slow") if index == 0 else load_times(1, 1)
+    )
     record = await stage.publisher.publish(2)
     assert [name for name, _ in stage.faults] == ["inference-0"]
     assert (record.engines, record.missing) == (("inference-1",), ("inference-0",))
@@ -297,3 +307,14 @@ async def test_engine_that_cannot_fetch_from_a_stored_route_is_to_blame_itself(s
     assert stage.faults == [("inference-0", FaultCause.FAILED)]
     assert record.engines == ("inference-1",)
     assert stage.methods("train-0").count("release_weights") == 2
+
+
+@pytest.mark.asyncio
+async def test_engine_with_wrong_weights_is_taken_out_and_reported_once(config: RunConfig) -> None:
+    stage = Stage(config)
+    await stage.publisher.publish(1)
+
+    stage.publisher.quarantine_wrong({"inference-1": "it holds other values", "inference-7": "gone already"})
+
+    assert stage.faults == [("inference-1", FaultCause.WRONG_WEIGHTS)]
+    assert set(stage.publisher.serving) == {"inference-0"}

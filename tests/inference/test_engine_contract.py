@@ -7,6 +7,8 @@ import pytest
 from rayrl.errors import EngineError
 from rayrl.inference.engine import EngineBusy, RequestRefused
 from rayrl.inference.lifecycle import EngineState
+from rayrl.inference.weights import dtype_name
+from rayrl.infra.weight_manifest import checksum_of
 from rayrl.types.sampling import join_chunks
 from rayrl.types.trajectory import VersionSpan
 
@@ -349,3 +351,31 @@ async def test_engine_says_why_it_cannot_sleep_and_goes_on(kind, make_engine):
     await engine.engine.wake()
 
     assert (await engine.complete()).tokens
+
+
+async def test_checksums_are_those_of_the_weights_in_use_where_the_engine_can_say_them(kind, make_engine):
+    engine = await make_engine(kind)
+    changed = {name: 2 * tensor.detach() for name, tensor in engine.weights.items()}
+    specs = [(name, tuple(item.shape), dtype_name(item)) for name, item in changed.items()]
+    specs.append(("unknown", (1,), "float32"))
+
+    times = await engine.engine.load(1, changed)
+    found = await engine.engine.checksums(specs)
+
+    assert found == {name: checksum_of(changed[name]) for name in found}
+    assert ("model.norm.weight" in found) == (kind != "scripted"), "every real engine can say at least its norms"
+    if kind == "embedded":
+        assert found.keys() == changed.keys()
+    assert times.pause_s >= times.load_s >= 0
+
+
+async def test_staging_memory_keeps_its_bytes_until_it_is_asked_for_again(kind, make_engine):
+    engine = await make_engine(kind)
+
+    memory = await engine.engine.staging_memory(100)
+    memory.fill_(7)
+    await engine.complete(max_new_tokens=2)
+
+    assert memory.numel() >= 100 and memory.device.type == "cpu"
+    assert memory[:100].eq(7).all()
+    assert (await engine.engine.staging_memory(50)).data_ptr() == memory.data_ptr()

@@ -16,6 +16,9 @@ from rayrl.inference.child_output import ChildOutput
 from rayrl.inference.shared_weights import SharedMemoryWriter, SharedWeights, open_weights
 from rayrl.inference.version_chunks import ChunkBuilder
 from rayrl.inference.vllm_api import supported, supported_range
+from rayrl.infra.bucket_stream import tensors_of_stream
+from rayrl.infra.buckets import stream_offsets
+from rayrl.infra.weight_manifest import WeightManifest, spec_of
 
 
 def tensors(seed=0):
@@ -45,6 +48,27 @@ def test_tensors_come_back_bit_for_bit_when_they_are_opened(writer):
         assert list(opened) == list(given_tensors)
         for name, tensor in given_tensors.items():
             assert opened[name].dtype == tensor.dtype and torch.equal(opened[name], tensor)
+
+
+def test_version_that_was_staged_in_the_memory_itself_is_written_without_a_copy(writer):
+    given_tensors = tensors()
+    manifest = WeightManifest(
+        version=1, tensors=tuple(spec_of(name, item) for name, item in given_tensors.items()), bucket_bytes=64
+    )
+    offsets, num_bytes = stream_offsets(manifest.tensors)
+    memory = writer.reserve(num_bytes)
+    memory.fill_(7)
+    staged = tensors_of_stream(manifest, memory[:num_bytes])
+    for name, tensor in given_tensors.items():
+        staged[name].copy_(tensor)
+    held = [tensor.data_ptr() for tensor in staged.values() if tensor.numel()]
+
+    opened = open_weights(writer.write(1, staged))
+
+    assert all(torch.equal(opened[name], tensor) for name, tensor in given_tensors.items())
+    start = writer.reserve(0).data_ptr()
+    assert [pointer - start in offsets for pointer in held] == [True] * 4, "still where they were staged"
+    assert json.loads(json.dumps(writer.write(1, staged).to_dict()))["num_bytes"] == num_bytes
 
 
 def test_another_process_reads_the_same_bytes(writer):

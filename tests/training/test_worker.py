@@ -13,6 +13,7 @@ from rayrl.config.algorithm import AlgorithmConfig, KLConfig
 from rayrl.errors import EngineError, TransferError
 from rayrl.infra.collective_group import CollectiveGroup
 from rayrl.infra.rendezvous import RendezvousAddress
+from rayrl.infra.weight_manifest import checksum_of
 from rayrl.infra.weight_transfer import receive_weights
 from rayrl.training.step import TrainStepRequest, TrainStepResult
 from rayrl.training.worker import TrainWorker
@@ -186,3 +187,24 @@ def test_two_workers_meet_and_report_the_same_step_as_one(llama_folder: Path) ->
     assert {name: first.metrics[name] for name in names} == pytest.approx(
         {name: alone.metrics[name] for name in names}, rel=1e-4, abs=1e-5
     )
+
+
+def test_scores_of_a_probe_are_the_logprobs_of_the_model_and_checksums_those_of_its_weights(llama_folder: Path) -> None:
+    from rayrl.models.loading import load_causal_lm
+
+    model = load_causal_lm(llama_folder)
+    worker = _worker(llama_folder)
+    prompt, completions = (2, 3, 4), [(5, 6, 7), (8,)]
+
+    scores = worker.score_probe(prompt, completions)
+
+    for completion, row in zip(completions, scores, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+        temperature = worker._settings.temperature
+        expected = (logits / temperature).log_softmax(-1)[range(len(completion)), list(completion)]
+        torch.testing.assert_close(torch.tensor(row), expected, rtol=1e-5, atol=1e-5)
+    assert worker.weight_checksums() == {
+        name: checksum_of(tensor) for name, tensor in weights(worker._ready_engine).items()
+    }
+    worker.close()
