@@ -234,8 +234,8 @@ class Bench:
 
     async def pause_while_generating(self, route: str) -> dict[str, float]:
         """Publish in the middle of generation; compare the longest gap between two steps with the time of the load."""
-        running = asyncio.ensure_future(self._engine(1, "generate_and_time", 8, 160))
-        await asyncio.sleep(1.5)
+        running = asyncio.ensure_future(self._engine(1, "generate_and_time", 8, 60))
+        await asyncio.sleep(1.0)
         phases = await self.publish(route)
         times: list[float] = await running
         gaps = [later - earlier for earlier, later in pairwise(times)]
@@ -304,7 +304,10 @@ async def measure(bench: Bench, rounds: int, routes: tuple[str, ...]) -> dict[st
             for name, value in found.items():
                 seconds.setdefault(name, []).append(value)
         print(f"round {number}: " + ", ".join(f"{name} {value:.3f} s" for name, value in found.items()), flush=True)
+    for route, rows in phases.items():
+        print(f"{route}: " + ", ".join(f"{name} {value:.3f}" for name, value in _medians(rows).items()), flush=True)
     stages = [await bench._sender("stages", 0) for _ in range(3)]
+    print("alone: " + ", ".join(f"{name} {value:.3f}" for name, value in _medians(stages).items()), flush=True)
     pauses = [await bench.pause_while_generating(routes[0]) for _ in range(3)]
     assert bench.manifest is not None
     return {

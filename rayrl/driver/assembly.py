@@ -334,6 +334,11 @@ def _checkpointer(
     )
 
 
+def _probe(config: RunConfig, fleet: Fleet, publisher: Publisher, ledger: Ledger) -> WeightProbe:
+    assert fleet.inference is not None
+    return WeightProbe(config=config, train=fleet.train, inference=fleet.inference, publisher=publisher, ledger=ledger)
+
+
 def summary_metrics(history: TrainHistory) -> Mapping[str, float]:
     """Return the last value of each metric, and first values and means of five where a curve is asked for."""
     metrics = dict(history.last_metrics)

@@ -5,7 +5,8 @@
     engines: sample the probe's prompt ──tokens──┐  ├──> judge ──> metrics, alarm, bad engines
     trainer: scores the same tokens <────────────┘──┘
 
-Runs under the lock of the publisher: nothing trains or publishes meanwhile. Every wait has `driver.deadlines.publication_s`.
+Runs under the lock of the publisher: nothing trains or publishes meanwhile. Every wait has
+`driver.deadlines.publication_s`.
 """
 
 import asyncio
@@ -45,7 +46,6 @@ class WeightProbe:
         ledger: Ledger,
     ) -> None:
         self.train = train
-        """To be renewed when the training group is rebuilt."""
         self._inference = inference
         self._publisher = publisher
         self._every = 0 if config.inference.engine.type == "scripted" else config.transfer.probe_every

@@ -78,7 +78,6 @@ class TrainLoop:
         tracker: Tracker,
         stop: StopSignal,
         recovery: TrainRecovery,
-
         probe: WeightProbe | None = None,
         more_metrics: Callable[[], Mapping[str, float]] = dict,
         teacher: Teacher | None = None,
