@@ -27,7 +27,7 @@ from rayrl.training.batch import FloatArray, TrainBatch
 from rayrl.training.collate import MicroBatch, collate
 from rayrl.training.deepspeed_config import deepspeed_options, frozen_options
 from rayrl.training.engine import EngineStatus, StepResult, TrainEngineSettings
-from rayrl.training.forward import attention_cost, loss_view, not_finite, skipped_step
+from rayrl.training.forward import StepTotals, attention_cost, loss_view, not_finite, skipped_step
 from rayrl.training.fragments import Fragment, load_fragments
 from rayrl.training.logprobs import HeadSettings
 from rayrl.training.lora import PublishedWeight, adapters_off, attach_lora, published_weights, trained
@@ -83,12 +83,11 @@ class DeepSpeedEngine:
         lr = training.optimizer.lr * lr_factor(self._optimizer_steps, training.schedule, self._settings.num_steps)
         if batch.loss_counts.sum() == 0:
             return skipped_step("no token of the step carries loss", lr=lr)
-        names, values = self._backward(batch, loss_fn)
+        totals, sums, maxima = self._backward(batch, loss_fn)
         set_lr(self._engine.optimizer, lr)
         self._engine.step()
-        loss, num_processed, *sums, norm = [*values.tolist(), float(self._engine.get_global_grad_norm())]
-        named = dict(zip(names, sums, strict=True))
-        reason = not_finite(loss, norm, named)
+        reading = totals.read(sums, maxima, sums.new_tensor(float(self._engine.get_global_grad_norm())))
+        reason = not_finite(reading.loss, reading.norm, reading.metrics)
         assert (reason is None) == (not self._engine.optimizer.overflow), "DeepSpeed skips exactly what is not finite"
         if reason is None:
             self._optimizer_steps += 1
@@ -97,11 +96,11 @@ class DeepSpeedEngine:
         return StepResult(
             skipped=reason is not None,
             reason=reason,
-            loss=loss,
-            grad_norm=norm,
+            loss=reading.loss,
+            grad_norm=reading.norm,
             lr=lr,
-            sums=named,
-            num_processed_tokens=int(num_processed),
+            sums=reading.metrics,
+            num_processed_tokens=reading.num_processed,
         )
 
     def forward_logprobs(self, batch: TrainBatch, *, reference: bool = False) -> FloatArray:
@@ -233,34 +232,29 @@ class DeepSpeedEngine:
             self._initialize(frozen, frozen_options(self._options), None) if self._options.zero_stage == 3 else frozen
         )
 
-    def _backward(self, batch: TrainBatch, loss_fn: LossFunction) -> tuple[list[str], Tensor]:
-        """Accumulate the gradient; return names of the sums, and the totals: loss, processed tokens, the sums."""
+    def _backward(self, batch: TrainBatch, loss_fn: LossFunction) -> tuple[StepTotals, Tensor, Tensor]:
+        """Accumulate the gradient; return the totals, and their sums and maxima over the ranks."""
         denominator = loss_fn.denominator(batch.loss_counts)
         plan = self._plan(batch)
-        loss = torch.zeros((), device=self._settings.device)
-        processed = 0
-        sums: dict[str, Tensor] = {}
-        values = loss
+        totals = StepTotals(self._settings.device)
+        sums, maxima = totals.vectors()
         for number, micro in enumerate(plan, start=1):
             is_last = number == len(plan)
             self._engine.set_gradient_accumulation_boundary(is_last)
             output, entropy = self._engine(micro, loss_fn.needs_entropy)
             share, parts = loss_fn(loss_view(micro, batch, output, entropy, self._settings.head), denominator)
-            loss = loss + share.detach()
-            for name, value in parts.items():
-                sums[name] = sums[name] + value if name in sums else value
-            processed += micro.input_ids.numel()
+            totals.add(share, parts, micro.input_ids.numel())
             # DeepSpeed averages gradients over the ranks; the denominator is already that of all of them.
-            factor = torch.full_like(loss, float(self._settings.world_size))
+            factor = torch.full_like(share.detach(), float(self._settings.world_size))
             if is_last:
-                values = torch.stack(
-                    [loss, loss.new_tensor(float(processed)), *(part.float() for part in sums.values())]
-                )
+                sums, maxima = totals.vectors()
                 if self._settings.world_size > 1:
-                    dist.all_reduce(values, op=dist.ReduceOp.SUM)
-                factor = torch.where(values[0].isfinite(), factor, float("nan"))
+                    dist.all_reduce(sums, op=dist.ReduceOp.SUM)
+                    if maxima.numel():
+                        dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
+                factor = torch.where(sums[0].isfinite(), factor, float("nan"))
             self._engine.backward(share * factor)
-        return list(sums), values
+        return totals, sums, maxima
 
     def _plan(self, batch: TrainBatch) -> Sequence[MicroBatch]:
         """Return the micro-batches of this rank; the same number on every rank."""

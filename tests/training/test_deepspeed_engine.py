@@ -45,7 +45,7 @@ def _assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
                 actual[part][name], tensor, rtol=_RTOL, atol=_ATOL, msg=lambda text, name=name: f"{name}: {text}"
             )
     torch.testing.assert_close(actual["logprobs"], expected["logprobs"], rtol=_RTOL, atol=1e-5)
-    for part in ("losses", "norms"):
+    for part in ("losses", "norms", "largest"):
         torch.testing.assert_close(actual[part], expected[part], rtol=_RTOL, atol=_ATOL)
 
 

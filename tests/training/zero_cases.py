@@ -64,6 +64,7 @@ def two_steps(engine: Any, batch: TrainBatch, loss_fn: LossFunction) -> dict[str
         "logprobs": torch.from_numpy(forward(batch)),
         "losses": torch.tensor([step.loss for step in steps]),
         "norms": torch.tensor([step.grad_norm for step in steps]),
+        "largest": torch.tensor([value for name, value in sorted(steps[0].sums.items()) if "/max_" in name]),
     }
 
 
