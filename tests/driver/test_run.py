@@ -245,7 +245,6 @@ def test_model_without_chat_template_is_refused_before_anything_starts(model: Pa
     assert not (tmp_path / "small").exists()
 
 
-@pytest.mark.slow
 def test_sigterm_leaves_with_the_stopped_code_and_no_process_behind(model: Path, tmp_path: Path) -> None:
     config = run_config(model, tmp_path, driver__num_steps=10_000)
     path = tmp_path / "run.yaml"

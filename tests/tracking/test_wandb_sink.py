@@ -79,7 +79,6 @@ def test_missing_package_is_a_config_error_that_names_the_extra(monkeypatch: pyt
     check_sinks(TrackingConfig(sinks=("jsonl",)))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_key")
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed; pip install 'rayrl[wandb]'")
 def test_offline_run_is_written_below_the_folder_and_leaves_no_process(tmp_path: Path) -> None:

