@@ -73,6 +73,10 @@ def read_config(run_dir: Path) -> RunConfig:
 
 def run_info(run_dir: Path) -> dict[str, Any]:
     """Return the content of `run.json`. RunFolderError if it cannot be read."""
+    if not (run_dir / "run.json").is_file():
+        raise RunFolderError(
+            f"{run_dir} is not the folder of a run: it has no run.json; give `<run.output_root>/<run.name>`"
+        )
     try:
         info: dict[str, Any] = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -141,6 +141,7 @@ class RunConfig(RunFile):
                 f"model.max_context={context}"
             )
         self._check_cuda_ipc()
+        self._check_engine_abilities()
         if self.placement.mode == "colocated" and self.inference.num_engines != parallel.world_size:
             raise ValueError(
                 f"placement.mode=colocated puts one engine beside each training worker, but inference.num_engines="
@@ -159,6 +160,29 @@ class RunConfig(RunFile):
             raise ValueError(
                 f"supervision.max_engines={supervision.max_engines} is less than inference.num_engines={count}"
             )
+
+    def _check_engine_abilities(self) -> None:
+        """Refuse here what an engine would refuse request by request, or only once it has started."""
+        gpus = (self.training.gpus_per_worker, self.inference.gpus_per_engine)
+        if self.transfer.backend == "nccl" and 0 in gpus:
+            raise ValueError(
+                f"transfer.backend=nccl needs GPUs on both sides, but training.gpus_per_worker={gpus[0]:g} and "
+                f"inference.gpus_per_engine={gpus[1]:g}; use auto or gloo"
+            )
+        engine = self.inference.engine
+        if engine.type == "vllm":
+            if engine.sleep_mode and gpus[1] == 0:
+                raise ValueError(
+                    "inference.engine.sleep_mode=true needs GPUs, but inference.gpus_per_engine=0; leave it out on CPUs"
+                )
+            return
+        sampling = {} if self.evaluation is None else self.evaluation.sampling.model_dump()
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "guided"):
+            if sampling.get(name, NEUTRAL_SAMPLING[name]) != NEUTRAL_SAMPLING[name]:
+                raise ValueError(
+                    f"evaluation.sampling.{name} is set, which inference.engine.type={engine.type} does not do; leave "
+                    f"it at {NEUTRAL_SAMPLING[name]}, or use inference.engine.type=vllm"
+                )
 
     def _check_cuda_ipc(self) -> None:
         if self.transfer.backend != "cuda_ipc":

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rayrl.checkpoint.mirror import CheckpointMirror
 from rayrl.config.dataset import DatasetConfig
 from rayrl.config.reward import reward_models
 from rayrl.config.rollout import SingleTurnWorkflow
@@ -46,6 +47,10 @@ def check_run(config: RunConfig) -> list[str]:
             check_reward(config.evaluation.reward)
         new_tokens = sampling_params(config.evaluation.sampling).max_new_tokens
         notes.append(_check_dataset(config, config.evaluation.dataset, "evaluation.dataset", new_tokens, limit))
+    if config.checkpoint.copy_to is not None:
+        # Opens nothing but the protocol: what cannot work at all should not wait for the first checkpoint.
+        CheckpointMirror(config.checkpoint.copy_to)
+        notes.append(f"checkpoint copies: {config.checkpoint.copy_to}")
     notes += _check_sinks(config)
     return notes
 

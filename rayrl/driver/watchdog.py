@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayrl.audit.live_status import LiveStatus, write_status
+from rayrl.audit.live_status import STATUS_FILE, LiveStatus, write_status
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.ledger_events import STALLED
 from rayrl.config.run import RunConfig
@@ -78,6 +78,10 @@ class Watchdog:
                 await asyncio.gather(task, return_exceptions=True)
                 watch.result()
             await task
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            # What is left of a run that ended well would tell the doctor of a step that it is no longer in.
+            (self._logs / STATUS_FILE).unlink(missing_ok=True)
         finally:
             for item in (task, watch):
                 item.cancel()

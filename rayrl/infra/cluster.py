@@ -42,14 +42,21 @@ def join_cluster(min_cpus: float = 0, *, log_to_driver: bool = True) -> ClusterI
         log_to_driver: repeat the lines of all workers on this process's streams.
 
     Raises:
-        PlacementError: the cluster that is set up for this process does not answer.
+        PlacementError: the cluster that is set up for this process does not answer, or a local one does not start.
     """
     if ray.is_initialized():
         return _info(started=False)
     address = _address_to_join()
     if address is None:
         num_cpus = max(os.cpu_count() or 1, math.ceil(min_cpus))
-        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=log_to_driver)
+        try:
+            ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=log_to_driver)
+        except Exception as error:
+            # Ray raises a bare Exception where its own processes do not come up in time.
+            raise PlacementError(
+                f"a local Ray did not start: {error}; usually the machine is overloaded or short of memory or of space "
+                "below /tmp: free some and try again, or join a cluster with RAY_ADDRESS=host:port"
+            ) from error
     else:
         try:
             ray.init(address=address, log_to_driver=log_to_driver)

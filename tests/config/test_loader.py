@@ -244,3 +244,25 @@ def test_reward_of_reasoning_gym_is_refused_for_other_datasets_also_as_a_term(co
                 "reward={type: weighted_sum, terms: [{name: a, reward: {type: reasoning_gym}}]}",
             ],
         )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["transfer.backend=nccl"], r"nccl needs GPUs on both sides.*use auto or gloo"),
+        (["inference.engine={type: vllm, sleep_mode: true}"], r"sleep_mode=true needs GPUs"),
+        (
+            ["evaluation={dataset: {type: arithmetic}, sampling: {max_new_tokens: 4, guided: {regex: a}}}"],
+            r"evaluation\.sampling\.guided is set, which inference\.engine\.type=scripted does not do",
+        ),
+        (
+            ["evaluation={dataset: {type: arithmetic}, sampling: {max_new_tokens: 4, presence_penalty: 0.5}}"],
+            r"presence_penalty is set.*use inference\.engine\.type=vllm",
+        ),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused_before_it_starts(
+    config_file: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.load(config_file, overrides)

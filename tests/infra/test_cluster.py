@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+from rayrl.errors import PlacementError
 from rayrl.infra.cluster import join_cluster, leave_cluster
 
 pytestmark = pytest.mark.ray
@@ -74,3 +75,15 @@ def test_error_names_the_address_when_it_is_none() -> None:
 
     assert "cannot join the Ray cluster at nonsense" in answer
     assert "unset it" in answer
+
+
+def test_local_ray_that_does_not_start_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr(ray, "init", fail)
+
+    with pytest.raises(PlacementError, match=r"a local Ray did not start: The current node timed out.*RAY_ADDRESS"):
+        join_cluster(1.0)
