@@ -45,7 +45,8 @@ def _engine_faults(training: TrainingConfig) -> list[str]:
     if engine.type != "fsdp":
         others = {name: value for name, value in parallel.model_dump().items() if name != "data" and value > 1}
         named = ", ".join(f"{name}={value}" for name, value in others.items())
-        return [f"training.parallel: {engine.type} has the axis data only, not {named}; use type: fsdp"] if others else []
+        fault = f"training.parallel: {engine.type} has the axis data only, not {named}; use type: fsdp"
+        return [fault] if others else []
     if engine.cpu_offload and parallel.world_size == 1:
         return ["training.engine.cpu_offload=true needs two training workers (training.parallel); set it to false"]
     return []
