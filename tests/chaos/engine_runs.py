@@ -199,9 +199,9 @@ class DoomedEngine(EngineActor):
         self._meet_fate("receive")
         return await super().receive(*args)
 
-    async def commit(self, *args: Any) -> None:
+    async def commit(self, *args: Any) -> Any:
         self._meet_fate("commit")
-        await super().commit(*args)
+        return await super().commit(*args)
 
     async def discard(self, *args: Any) -> None:
         self._meet_fate("discard")
