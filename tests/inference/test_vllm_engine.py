@@ -389,3 +389,24 @@ async def test_engine_gives_its_memory_back_while_it_sleeps(tiny_vllm_model, mak
 async def test_sleep_mode_is_refused_where_there_is_no_gpu(tiny_vllm_model):
     with pytest.raises(EngineError, match=r"sleep_mode=true needs GPUs"):
         make_vllm_engine(ModelConfig(path=str(tiny_vllm_model)), config(sleep_mode=True), name="s", seed=1)
+
+
+async def test_two_workers_that_share_one_engine_give_the_tokens_of_transformers(make_engine, tiny_vllm_model):
+    whole = await make_engine("vllm")
+    engine = make_vllm_engine(ModelConfig(path=str(tiny_vllm_model)), config(tensor_parallel=2), name="pair", seed=1)
+    await engine.start()
+    try:
+        for version, weights in enumerate([whole.weights, changed(whole.weights)]):
+            await engine.load(version, weights)
+            for prompt in PROMPTS[:8]:
+                params = SamplingParams(max_new_tokens=8, min_new_tokens=8, temperature=0)
+                request = GenerationRequest(request_id=f"{version}-{prompt}", prompt_tokens=prompt, params=params)
+
+                completion = join_chunks([chunk async for chunk in engine.generate(request)])
+
+                tokens, logprobs = reference_of(whole.model, weights, prompt, completion.tokens)
+                assert list(completion.tokens) == tokens
+                assert completion.logprobs == pytest.approx(logprobs, rel=0, abs=1e-3)
+                assert {span.version for span in completion.spans} == {version}
+    finally:
+        await engine.close()
