@@ -11,7 +11,7 @@ from driver_runs import DriverProcess, check_audit, check_same, deterministic_co
 from rayrl import Run, RunConfig
 from rayrl.cli.exit_code import ExitCode
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
 
 STEPS_PER_POINT = 3
 LAST_POINT = 7

@@ -11,7 +11,7 @@ from engine_runs import LiveRun, doomed, doomed_trainer, events, run_config, wai
 
 from rayrl.errors import ActorDied, BudgetExhausted
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
 
 # Workers cannot import this folder: its classes travel by value.
 ray.cloudpickle.register_pickle_by_value(engine_runs)

@@ -15,7 +15,7 @@ from driver_runs import DriverProcess, check_audit, ledger_position, outcomes, s
 
 from rayrl.cli.exit_code import ExitCode
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
 
 NUM_SEEDS = 30
 NUM_STEPS = 10

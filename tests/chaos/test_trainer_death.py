@@ -16,7 +16,7 @@ from rayrl.driver.result import RunResult
 from rayrl.driver.run_handle import RunHandle
 from rayrl.errors import BudgetExhausted
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
 
 NUM_STEPS = 8
 
