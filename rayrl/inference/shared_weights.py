@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import xxhash
 from torch import Tensor
 
 from rayrl.errors import TransferError
+from rayrl.infra.bucket_stream import bucket_digest
 from rayrl.infra.buckets import DTYPE_BYTES, TensorSpec, stream_offsets
 from rayrl.infra.weight_manifest import bytes_of, spec_of
 
@@ -80,7 +80,7 @@ class SharedMemoryWriter:
             file=f"/proc/{os.getpid()}/fd/{self._descriptor}",
             version=version,
             num_bytes=num_bytes,
-            digest=_digest(self._bytes[:num_bytes]),
+            digest=bucket_digest(self._bytes[:num_bytes]),
             names=[spec.name for spec in specs],
             shapes=[list(spec.shape) for spec in specs],
             dtypes=[spec.dtype for spec in specs],
@@ -117,14 +117,10 @@ def open_weights(shared: SharedWeights) -> dict[str, Tensor]:
     finally:
         os.close(descriptor)
     stream = torch.frombuffer(memory, dtype=torch.uint8)
-    digest = _digest(stream)
+    digest = bucket_digest(stream)
     if digest != shared.digest:
         raise TransferError(f"version {shared.version} arrived with digest {digest}; sent was {shared.digest}")
     return {
         spec.name: stream[offset : offset + spec.num_bytes].view(_DTYPES[spec.dtype]).view(spec.shape)
         for spec, offset in zip(shared.specs, offsets, strict=True)
     }
-
-
-def _digest(stream: Tensor) -> str:
-    return str(xxhash.xxh3_128(stream.numpy().data).hexdigest())

@@ -46,13 +46,7 @@ class CudaIpcRoute:
         if rebuild is not rebuild_cuda_tensor:
             raise TransferError("this build of torch shares GPU memory in another way; use another transfer.backend")
         digests = _digests(manifest, stream)
-        parcel = Parcel(
-            version=manifest.version,
-            fingerprint=manifest.fingerprint(),
-            digests=digests,
-            device=_gpu_uuid(),
-            content=arguments,
-        )
+        parcel = Parcel.of(manifest, digests=digests, content=arguments, device=_gpu_uuid())
         return SentWeights(digests=digests, parcel=parcel)
 
     def receive(

@@ -64,13 +64,7 @@ class DiskRoute:
             ) from error
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
-        parcel = Parcel(
-            version=manifest.version,
-            fingerprint=manifest.fingerprint(),
-            digests=digests,
-            device="",
-            content=str(target),
-        )
+        parcel = Parcel.of(manifest, digests=digests, content=str(target))
         return SentWeights(digests=digests, parcel=parcel)
 
     def receive(

@@ -45,13 +45,7 @@ class ObjectStoreRoute:
                 digests.append(pool.submit(bucket_digest, packed))
             content = self._held[manifest.version] = [ref.result() for ref in refs]
             sent = tuple(digest.result() for digest in digests)
-        parcel = Parcel(
-            version=manifest.version,
-            fingerprint=manifest.fingerprint(),
-            digests=sent,
-            device="",
-            content=tuple(content),
-        )
+        parcel = Parcel.of(manifest, digests=sent, content=tuple(content))
         return SentWeights(digests=sent, parcel=parcel)
 
     def receive(

@@ -51,6 +51,17 @@ class Parcel:
     content: Any
     """Where it is; the route knows how to read it."""
 
+    @classmethod
+    def of(cls, manifest: WeightManifest, *, digests: tuple[str, ...], content: Any, device: str = "") -> "Parcel":
+        """Return the parcel of the version of a manifest."""
+        return cls(
+            version=manifest.version,
+            fingerprint=manifest.fingerprint(),
+            digests=digests,
+            device=device,
+            content=content,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentWeights:
