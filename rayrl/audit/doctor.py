@@ -177,7 +177,8 @@ def _skipped(patient: Patient) -> list[Symptom]:
     return [
         Symptom(
             kind="wrong results",
-            what=f"{skipped:g} training steps changed nothing: loss or gradient was not finite",
+            what=f"{skipped:g} training steps changed nothing: loss or gradient was not finite, or engines and trainer "
+            "were further apart than training.max_logprob_gap",
             evidence=(f"last gradient norm {patient.metrics.get('train/grad_norm', math.nan):.3g}",),
             setting="a smaller training.optimizer.lr or max_grad_norm; driver.max_failure_share ends such a run",
         )

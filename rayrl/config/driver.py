@@ -45,7 +45,8 @@ class DriverConfig(Section):
     max_failed_groups: int = Field(default=32, ge=0)
     """Groups in a row without a usable trajectory, after which the run stops."""
     max_skipped_steps: int = Field(default=5, ge=0)
-    """Training steps in a row with a loss or gradient that is not finite, after which the run stops."""
+    """Training steps in a row with a loss or gradient that is not finite, or beyond `training.max_logprob_gap`, after
+    which the run stops."""
     max_failure_share: float = Field(default=0.5, ge=0, le=1)
     """Share of training steps skipped, or of groups given up, since the start, above which the run stops. It counts
     once there are more than the row's limit of them, and for training steps at the end of the run."""

@@ -142,6 +142,11 @@ class TrainingConfig(Section):
     """Adapters; all weights are trained when empty."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate schedule."""
+    max_logprob_gap: float | None = Field(default=10.0, gt=0)
+    """Mean absolute difference between the logprobs of engines and trainer, in nats per token, above which a step of
+    reinforcement learning is a failed one (`driver.max_skipped_steps`): earlier updates were too large, or the engines
+    hold other weights. A run that learns is below 0.5. With the engine fsdp such an update is not made. Without limit
+    when empty."""
     micro_batch_tokens: int = Field(default=8192, gt=0)
     """Tokens of one forward pass of a rank, padding included; a longer sequence is a micro-batch of its own."""
     cpus_per_worker: float = Field(default=1.0, ge=0)

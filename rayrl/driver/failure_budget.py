@@ -9,7 +9,9 @@ class FailureBudget:
     Raises when one more than `limit` come together, or when more than `limit` in all are above `share` of all tries.
     """
 
-    def __init__(self, *, what: str, limit: int, setting: str, share: float = 1.0) -> None:
+    def __init__(self, *, what: str, limit: int, setting: str, share: float = 1.0, advice: str = "") -> None:
+        """`advice` ends each error."""
+        self._advice = advice
         self._what = what
         self._limit = limit
         self._setting = setting
@@ -36,6 +38,7 @@ class FailureBudget:
         if self._in_a_row > self._limit:
             raise BudgetExhausted(
                 f"{self._in_a_row} {self._what} in a row, {self._setting} allows {self._limit}; the last one: {reason}"
+                f"{self._advice}"
             )
         if self._total > self._limit:
             self._check_share(f"the last one: {reason}")
@@ -48,5 +51,5 @@ class FailureBudget:
         if self._total > self._share * self._tries:
             raise BudgetExhausted(
                 f"{self._total} of {self._tries} tries were {self._what}, more than "
-                f"driver.max_failure_share={self._share:g}; {end}"
+                f"driver.max_failure_share={self._share:g}; {end}{self._advice}"
             )

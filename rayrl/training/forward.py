@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from rayrl.algorithms.nonfinite import describe_nonfinite
-from rayrl.algorithms.sums import add_metrics, is_maximum
+from rayrl.algorithms.sums import NUM_TOKENS, add_metrics, is_maximum
 from rayrl.training.batch import TrainBatch
 from rayrl.training.collate import MicroBatch
 from rayrl.training.engine import StepResult
 from rayrl.training.losses import LossView
 from rayrl.training.policy_model import PolicyModel
 from rayrl.training.scalar_head import HeadKind
+from rayrl.training.step import logprob_gap_fault
 
 _NONFINITE = "nonfinite/"
 """Prefix of the counts of inputs that are not finite, as `policy_loss` reports them."""
@@ -114,6 +115,13 @@ def not_finite(loss: float, norm: float, sums: dict[str, float]) -> str | None:
     known = [found, f"also not finite: {', '.join(causes)}" if causes else ""]
     detail = "; ".join(text for text in known if text)
     return ", ".join(bad) + (f" ({detail})" if detail else "")
+
+
+def reason_to_skip(reading: StepReading, max_logprob_gap: float | None) -> str | None:
+    """Return why the update of a step must not be made; None if it may."""
+    return not_finite(reading.loss, reading.norm, reading.metrics) or logprob_gap_fault(
+        reading.metrics, reading.metrics.get(NUM_TOKENS, 0.0), max_logprob_gap
+    )
 
 
 def skipped_step(reason: str, lr: float) -> StepResult:

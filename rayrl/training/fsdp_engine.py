@@ -19,7 +19,7 @@ from rayrl.training.build import BuiltPolicy, build_policy
 from rayrl.training.collate import MicroBatch, collate, micro_shape
 from rayrl.training.engine import EngineStatus, StepResult, TrainEngineSettings
 from rayrl.training.expert_parallel import TokenCapacity
-from rayrl.training.forward import StepTotals, attention_cost, loss_view, not_finite, skipped_step
+from rayrl.training.forward import StepTotals, attention_cost, loss_view, reason_to_skip, skipped_step
 from rayrl.training.gradients import clip, total_norm
 from rayrl.training.layout import make_layout
 from rayrl.training.logprobs import HeadSettings
@@ -94,7 +94,7 @@ class FsdpEngine:
         self._layout.sum_over_batch(sums)
         self._layout.max_over_batch(maxima)
         reading = totals.read(sums, maxima, norm)
-        reason = not_finite(reading.loss, reading.norm, reading.metrics)
+        reason = reason_to_skip(reading, self._training.max_logprob_gap)
         if reason is None:
             self._update(lr, norm)
         else:

@@ -1,6 +1,30 @@
 """One training step as the driver asks for it, and what comes back."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+LOGPROB_GAP = "mismatch/abs_logprob_diff"
+"""Metric of the difference between the logprobs of engines and trainer: a mean per token where a step is done."""
+
+
+def logprob_gap_fault(metrics: Mapping[str, float], num_tokens: float, limit: float | None) -> str | None:
+    """Return what is wrong if engines and trainer are more than `limit` nats per token apart, else None.
+
+    Args:
+        metrics: of a step, with `LOGPROB_GAP` as a sum over its tokens; without it (supervised steps) nothing is wrong.
+        num_tokens: tokens that carried loss.
+        limit: None allows any difference.
+
+    Example: `logprob_gap_fault({"mismatch/abs_logprob_diff": 40.0}, 2, 10.0)` says that they are 20 nats apart.
+    """
+    total = metrics.get(LOGPROB_GAP)
+    if total is None or limit is None or num_tokens <= 0 or total / num_tokens <= limit:
+        return None
+    return (
+        f"engines and trainer are {total / num_tokens:.3g} nats per token apart on the step's tokens, "
+        f"training.max_logprob_gap={limit:g}: earlier updates were too large (lower training.optimizer.lr), or the "
+        "engines hold other weights"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -267,6 +267,22 @@ def test_input_that_is_not_finite_is_named_in_the_reason_of_a_skipped_step(llama
     assert "sampler_logprobs: 2 non-finite" in result.reason
 
 
+def test_step_on_tokens_that_the_trainer_finds_impossible_is_skipped_with_gap_and_setting(llama_folder: Path) -> None:
+    batch = random_batch()
+    far = replace(batch, logprobs=np.where(batch.loss_mask != 0, np.float32(-300.0), batch.logprobs))
+    engine = make_engine(llama_folder)
+    before = weights(engine)
+
+    result = engine.train_step(far, PolicyLoss(AlgorithmConfig(), 16))
+
+    assert result.skipped
+    assert result.reason is not None
+    assert "nats per token apart" in result.reason
+    assert "training.max_logprob_gap=10" in result.reason and "training.optimizer.lr" in result.reason
+    for name, tensor in weights(engine).items():
+        assert tensor.equal(before[name])
+
+
 def test_garbage_in_positions_without_loss_changes_nothing_in_a_step(llama_folder: Path) -> None:
     batch = random_batch()
     dirty = np.where(batch.loss_mask != 0, batch.logprobs, np.float32(math.nan))
