@@ -17,7 +17,9 @@ from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.store import Checkpoint
 from rayrl.config.run import RunConfig
 from rayrl.driver.assembly import Assembly, digest_of, resolved_yaml
+from rayrl.driver.finished import finished_result
 from rayrl.driver.fleet import start_fleet
+from rayrl.driver.joining import joined_cluster
 from rayrl.driver.preflight import check_run
 from rayrl.driver.result import RunResult
 from rayrl.driver.resume import Resume, find_checkpoint
@@ -25,7 +27,6 @@ from rayrl.driver.run_failure import keeping_failure
 from rayrl.driver.run_handle import RunHandle
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.errors import EngineError
-from rayrl.infra.cluster import join_cluster, leave_cluster
 from rayrl.infra.placement_plan import plan_placement
 from rayrl.tracking.metrics import Tracker
 from rayrl.tracking.registry import make_tracker
@@ -80,23 +81,22 @@ class Run:
         folder = RunFolder.create(config.run_dir, text, digest_of(text), sys.argv, resume=self._resume != "never")
         with folder, keeping_failure(folder):
             checkpoint = await asyncio.to_thread(find_checkpoint, folder, config, self._resume)
+            finished = await asyncio.to_thread(finished_result, folder, config, checkpoint, text)
+            if finished is not None:
+                _LOGGER.info("all %d steps are done already; driver.num_steps asks for no more", finished.steps)
+                return finished
             folder.accept_resume()
             return await self._in_cluster(folder, checkpoint)
 
     async def _in_cluster(self, folder: RunFolder, checkpoint: Checkpoint | None) -> RunResult:
         config = self._config
-        cluster = await asyncio.to_thread(join_cluster, plan_placement(config).total.get("CPU", 0.0))
         assert self._stop is not None
-        try:
-            self._stop.install()
+        async with joined_cluster(plan_placement(config).total.get("CPU", 0.0), self._stop):
             tracker = make_tracker(config.tracking, folder, config.driver.num_steps)
             try:
                 return await self._with_fleet(folder, checkpoint, tracker)
             finally:
                 tracker.close()
-        finally:
-            self._stop.uninstall()
-            await asyncio.to_thread(leave_cluster, cluster)
 
     async def _with_fleet(self, folder: RunFolder, checkpoint: Checkpoint | None, tracker: Tracker) -> RunResult:
         assert self._stop is not None

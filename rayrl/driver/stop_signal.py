@@ -48,7 +48,7 @@ class StopSignal:
     def install(self) -> None:
         """Listen to signals for the current task; only in the main thread, where Python delivers them.
 
-        To be called after Ray was joined, which sets handlers of its own.
+        To be called again after Ray was joined, which may set handlers of its own.
         """
         self._task = asyncio.current_task()
         if threading.current_thread() is threading.main_thread():

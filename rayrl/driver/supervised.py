@@ -16,11 +16,11 @@ from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
 from rayrl.driver.assembly import digest_of, resolved_yaml
 from rayrl.driver.fleet import Fleet, start_supervised_fleet
+from rayrl.driver.joining import joined_cluster
 from rayrl.driver.result import RunResult
 from rayrl.driver.run_failure import keeping_failure, marking_start
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.errors import BudgetExhausted
-from rayrl.infra.cluster import join_cluster, leave_cluster
 from rayrl.infra.placement_plan import plan_sft_placement
 from rayrl.tracking.metrics import Tracker
 from rayrl.tracking.registry import make_tracker
@@ -84,10 +84,8 @@ class SupervisedRun:
 
     async def _in_cluster(self, folder: RunFolder) -> RunResult:
         config = self._config
-        cluster = await asyncio.to_thread(join_cluster, plan_sft_placement(config).total.get("CPU", 0.0))
         stop = StopSignal()
-        try:
-            stop.install()
+        async with joined_cluster(plan_sft_placement(config).total.get("CPU", 0.0), stop):
             tracker = make_tracker(config.tracking, folder, config.loop.num_steps)
             try:
                 fleet = await start_supervised_fleet(config, self._task.settings)
@@ -97,9 +95,6 @@ class SupervisedRun:
                     await fleet.close()
             finally:
                 tracker.close()
-        finally:
-            stop.uninstall()
-            await asyncio.to_thread(leave_cluster, cluster)
 
     async def _train(self, fleet: Fleet, folder: RunFolder, tracker: Tracker, stop: StopSignal) -> RunResult:
         loop = self._config.loop

@@ -5,10 +5,10 @@ import inspect
 
 from rayrl.config import reward as config
 from rayrl.errors import ConfigError, RayrlError, RewardError
-from rayrl.rewards.daemon_thread import call_in_thread
 from rayrl.rewards.result import checked_result
 from rayrl.types.prompt import Prompt
 from rayrl.types.protocols import RewardResult
+from rayrl.utils.daemon_thread import call_in_thread
 from rayrl.utils.module_path import load_attribute
 
 MAX_THREADS = 32

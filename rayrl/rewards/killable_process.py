@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayrl.rewards.daemon_thread import call_in_thread
+from rayrl.utils.daemon_thread import call_in_thread
 from rayrl.utils.logger import get_logger
 
 _log = get_logger("rewards")

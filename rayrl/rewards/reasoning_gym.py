@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from rayrl.config import reward as config
 from rayrl.errors import RewardError
-from rayrl.rewards.daemon_thread import call_in_thread
 from rayrl.rewards.result import checked_result
 from rayrl.types.prompt import Prompt
 from rayrl.types.protocols import RewardResult
+from rayrl.utils.daemon_thread import call_in_thread
 
 # A minus belongs to the number unless it stands between two operands, as in `5-3`.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)")

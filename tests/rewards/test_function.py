@@ -146,7 +146,7 @@ async def test_hanging_calls_do_not_block_later_ones(make_prompt: MakePrompt, mo
     results = await asyncio.gather(*(hanging.score(make_prompt(), "x") for _ in range(100)), return_exceptions=True)
     assert all(isinstance(result, RewardError) for result in results)
     assert (await quick.score(make_prompt(), "abc")).total == 3.0
-    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "reward-call")
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "rayrl-call")
 
 
 @pytest.mark.parametrize(

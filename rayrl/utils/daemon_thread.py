@@ -44,5 +44,5 @@ async def call_in_thread(function: Callable[..., ResultT], /, *args: Any, **kwar
             # The loop was closed meanwhile: nobody waits for the result.
             return
 
-    threading.Thread(target=run, name="reward-call", daemon=True).start()
+    threading.Thread(target=run, name="rayrl-call", daemon=True).start()
     return await future
