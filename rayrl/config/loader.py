@@ -130,6 +130,14 @@ def _describe(section: type[BaseModel], detail: ErrorDetails) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "value_error" and not name:
         return message
+    if detail["type"] == "value_error" and isinstance(detail["input"], Mapping):
+        # A rule over several fields: the whole section would hide those that the rule is about.
+        given = {
+            key: value
+            for key, value in detail["input"].items()
+            if re.search(rf"(?<!\w){re.escape(str(key))}\b", message)
+        }
+        return f"{name}: got {given}: {message}" if given else f"{name}: {message}"
     return f"{name}: got {detail['input']!r}: {message}"
 
 

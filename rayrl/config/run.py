@@ -154,11 +154,13 @@ class RunConfig(RunFile):
         count, supervision = self.inference.num_engines, self.supervision
         if supervision.min_engines > count:
             raise ValueError(
-                f"supervision.min_engines={supervision.min_engines} is more than inference.num_engines={count}"
+                f"supervision.min_engines={supervision.min_engines} is more than inference.num_engines={count}; lower "
+                f"the first, or start with more engines (inference.num_engines)"
             )
         if supervision.max_engines is not None and supervision.max_engines < count:
             raise ValueError(
-                f"supervision.max_engines={supervision.max_engines} is less than inference.num_engines={count}"
+                f"supervision.max_engines={supervision.max_engines} is less than inference.num_engines={count}; raise "
+                f"the first to at least {count} or leave it empty (no engines are added then), or lower the second"
             )
 
     def _check_engine_abilities(self) -> None:

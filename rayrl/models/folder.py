@@ -38,10 +38,7 @@ def check_model_folder(path: str | Path) -> ModelInfo:
     folder = Path(path)
     if not folder.is_dir():
         kind = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise ModelError(
-            f"model folder {str(folder)!r} {kind}; make one with `rayrl models import SOURCE` (for example "
-            "`rayrl models import smollm2-135m-instruct`) and give its path in model.path"
-        )
+        raise ModelError(f"model folder {str(folder)!r} {kind}; {_how_to_make(folder)}")
     config = _read_json(folder / "config.json")
     if config is None:
         raise ModelError(
@@ -60,6 +57,23 @@ def check_model_folder(path: str | Path) -> ModelInfo:
         num_layers=_required_int(described, ("num_hidden_layers", "n_layer", "num_layers"), folder),
         has_chat_template=_has_chat_template(folder, tokenizer_config or {}),
         has_weights=any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "pytorch_model*.bin")),
+    )
+
+
+def _how_to_make(folder: Path) -> str:
+    """Return what makes a folder of this name, if it is one that a run or the quickstart makes."""
+    quickstart = "`rayrl models create-tiny models/quickstart-tiny && rayrl sft configs/quickstart_sft.yaml`"
+    if folder.name == "export":
+        made_by = f", for this one {quickstart}" if folder.parent.name == "quickstart-sft" else ""
+        return (
+            f"it is what a finished run leaves: first do the run whose run.name is {folder.parent.name!r}{made_by}, or "
+            "give another folder in model.path (`make quickstart` does all steps of the quickstart at once)"
+        )
+    if folder.name == "quickstart-tiny":
+        return f"`rayrl models create-tiny {folder}` makes it (`make quickstart` does all steps at once)"
+    return (
+        "make one with `rayrl models import SOURCE` (for example `rayrl models import smollm2-135m-instruct`) and give "
+        "its path in model.path"
     )
 
 

@@ -197,6 +197,8 @@ def test_file_is_refused_when_it_cannot_be_read(tmp_path: Path, name: str) -> No
             ["run.deterministic=true", "driver.max_staleness=0", "inference.engine={type: vllm}"],
             "run.deterministic needs inference.engine.type=transformers",
         ),
+        (["supervision.max_engines=1", "inference.num_engines=3"], "raise the first to at least 3 or leave it empty"),
+        (["supervision.min_engines=9"], "start with more engines (inference.num_engines)"),
     ],
 )
 def test_sections_are_refused_when_they_contradict_each_other(
@@ -206,6 +208,15 @@ def test_sections_are_refused_when_they_contradict_each_other(
         RunConfig.load(config_file, overrides)
 
     assert said in str(caught.value)
+
+
+def test_rule_over_a_section_shows_only_the_fields_that_it_is_about(config_file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.load(config_file, ["supervision={silence_s: 1.0, heartbeat_s: 2.0, window_s: 77.0}"])
+
+    text = str(caught.value)
+    assert "supervision: got {'silence_s': 1.0, 'heartbeat_s': 2.0}: supervision.silence_s=1.0 is shorter" in text
+    assert "77" not in text
 
 
 def test_preset_gives_way_when_a_field_is_given(config_file: Path) -> None:

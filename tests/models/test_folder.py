@@ -25,6 +25,22 @@ def test_missing_folder_names_the_import_command_and_the_setting(tmp_path: Path)
         check_model_folder(tmp_path / "absent")
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("runs/quickstart/quickstart-sft/export", "rayrl sft configs/quickstart_sft.yaml"),
+        ("runs/quickstart/quickstart-dpo/export", "first do the run whose run.name is 'quickstart-dpo'"),
+        ("models/quickstart-tiny", "`rayrl models create-tiny models/quickstart-tiny`"),
+    ],
+)
+def test_missing_folder_that_an_earlier_part_makes_names_that_part(path: str, said: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        check_model_folder(path)
+
+    assert said in str(caught.value) and "make quickstart" in str(caught.value)
+    assert "smollm2" not in str(caught.value)
+
+
 def test_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         check_model_folder(tmp_path)
