@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rayrl.audit.report import audit_run
 from rayrl.checkpoint.group_digest import group_digest
-from rayrl.checkpoint.ledger import Ledger, PromptOutcome
+from rayrl.checkpoint.ledger import SENDER, Ledger, PromptOutcome, PublishedVersion
 from rayrl.checkpoint.ledger_reader import LedgerRecord, read_ledger
 from rayrl.infra.collective_recorder import CollectiveRecorder, CollectiveRing
 from rayrl.tracking.jsonl_sink import read_series
@@ -29,7 +29,16 @@ def replay(record: LedgerRecord, folder: Path) -> list[float]:
         ledger = Ledger.open(Path(place) / "ledger.sqlite")
         for step in record.live_steps:
             rows = [row for row in record.live_prompts if row.stamp.position == step.stamp.position]
-            acks = [row for row in record.publications if row.step == step.step and row.stamp.superseded_by is None]
+            acks = [
+                row
+                for row in record.publications
+                if row.version == step.version and row.acknowledged and row.stamp.superseded_by is None
+            ]
+            published = PublishedVersion(
+                version=step.version,
+                sent=acks[0].digest if acks else "",
+                acknowledged={row.engine: row.digest for row in acks if row.engine != SENDER},
+            )
             outcomes = [
                 PromptOutcome(
                     prompt_id=row.prompt_id,
@@ -41,12 +50,24 @@ def replay(record: LedgerRecord, folder: Path) -> list[float]:
                 for row in rows
             ]
             start = time.perf_counter()
-            if acks:
-                ledger.record_publication(step.version, acks[0].digest, [row.engine for row in acks], step=step.step)
-            ledger.record_step(step.step, step.version, outcomes, step.detail)
+            ledger.record_step(step.step, step.version, outcomes, step.detail, published if acks else None)
             seconds.append(time.perf_counter() - start)
         ledger.close()
     return seconds
+
+
+def sync_seconds(folder: Path, count: int = 20) -> float:
+    """Return the median seconds in which a ledger with one new row is put on the disk, as before each checkpoint."""
+    seconds = []
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        ledger = Ledger.open(Path(place) / "ledger.sqlite")
+        for number in range(count):
+            ledger.record_event("note", number, {})
+            start = time.perf_counter()
+            ledger.sync()
+            seconds.append(time.perf_counter() - start)
+        ledger.close()
+    return statistics.median(seconds)
 
 
 def digests(run_dir: Path, steps: list[int]) -> list[float]:
@@ -80,6 +101,7 @@ def main() -> None:
     run_dir: Path = arguments.run_dir
     record = read_ledger(run_dir / "ledger.sqlite")
     steps = [row.step for row in record.live_steps]
+    sync_s = sync_seconds(run_dir)
     step_s = statistics.median(value for _, value in read_series(run_dir / "metrics.jsonl", "time/step_s"))
     ledger_s = statistics.median(statistics.median(replay(record, run_dir)) for _ in range(arguments.repeats))
     digest_s = statistics.median(statistics.median(digests(run_dir, steps)) for _ in range(arguments.repeats))
@@ -89,6 +111,7 @@ def main() -> None:
     share = (ledger_s + digest_s) / step_s
     print(f"steps {len(steps)}, median step {step_s * 1e3:.1f} ms")
     print(f"ledger {ledger_s * 1e3:.2f} ms a step, digest {digest_s * 1e3:.2f} ms a step: {share:.2%} of the step")
+    print(f"putting the ledger on the disk, once per checkpoint, {sync_s * 1e3:.2f} ms")
     print(f"audit of the whole run {audit_s * 1e3:.0f} ms, {'passed' if report.passed else 'not passed'}")
     print(f"recording one collective {note_seconds() * 1e6:.1f} us of CPU")
 

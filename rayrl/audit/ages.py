@@ -21,7 +21,9 @@ def _missing(run: RunRecord) -> str:
         return "the version of each token: tracking.rollout_log is off"
     for view in step_views(run):
         if view.rollouts is None:
-            return f"the version of each token of step {view.row.step}"
+            name = f"rollouts/step_{view.row.step:06d}.parquet"
+            why = f"{name} cannot be used" if name in run.unreadable else f"{name} is missing"
+            return f"the version of each token of step {view.row.step}: {why}"
     return ""
 
 

@@ -14,10 +14,19 @@ def check_integrity(run: RunRecord) -> Finding:
     ledger = run.ledger
     violations = [f"ledger.sqlite is damaged: {fault}" for fault in ledger.faults]
     violations += [f"{name} cannot be used: {reason}" for name, reason in run.unreadable.items()]
-    violations += _chain_faults(ledger) + _rewind_faults(ledger) + _supersession_faults(ledger)
+    violations += _guard_faults(ledger) + _chain_faults(ledger) + _rewind_faults(ledger) + _supersession_faults(ledger)
     violations += _checkpoint_faults(run) + _foreign_rollouts(run)
     missing = "" if ledger.format > 1 else "a hash chain: this ledger was written by a rayrl that kept none"
     return judge("integrity", CLAIM, violations, missing)
+
+
+def _guard_faults(ledger: LedgerRecord) -> list[str]:
+    if not ledger.missing_guards:
+        return []
+    return [
+        f"ledger.sqlite was made append-only by triggers and unique indexes, and {len(ledger.missing_guards)} of them "
+        f"were removed or changed since: {', '.join(ledger.missing_guards)}"
+    ]
 
 
 def _chain_faults(ledger: LedgerRecord) -> list[str]:

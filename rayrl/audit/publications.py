@@ -1,12 +1,13 @@
 """Was every version acknowledged by every live engine, with one digest?"""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayrl.audit.finding import Finding, judge
 from rayrl.audit.run_record import RunRecord
 from rayrl.audit.step_view import step_views
+from rayrl.checkpoint.ledger import SENDER
 from rayrl.checkpoint.ledger_events import ENGINE_LOST, ENGINE_REMOVED, RUN_STARTED
 from rayrl.checkpoint.ledger_reader import LedgerRecord, PublicationRow
 
@@ -19,11 +20,22 @@ class Round:
 
     version: int
     position: int
-    digests: tuple[str, ...]
-    """Different ones, in alphabetical order."""
-    acknowledged: tuple[str, ...]
+    sent: str | None
+    """Digest of what the trainer sent; None in ledgers that do not tell."""
+    arrived: Mapping[str, str]
+    """Digest by engine that acknowledged the version."""
     silent: tuple[str, ...]
     is_live: bool
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The different ones, in alphabetical order."""
+        return tuple(sorted({*self.arrived.values(), *(() if self.sent is None else (self.sent,))}))
+
+    @property
+    def acknowledged(self) -> tuple[str, ...]:
+        """The engines that have the version."""
+        return tuple(self.arrived)
 
 
 def check_publications(run: RunRecord) -> Finding:
@@ -49,8 +61,8 @@ def publication_rounds(ledger: LedgerRecord) -> list[Round]:
         Round(
             version=version,
             position=position,
-            digests=tuple(sorted({row.digest for row in rows if row.acknowledged})),
-            acknowledged=tuple(row.engine for row in rows if row.acknowledged),
+            sent=next((row.digest for row in rows if row.engine == SENDER), None),
+            arrived={row.engine: row.digest for row in rows if row.acknowledged and row.engine != SENDER},
             silent=tuple(row.engine for row in rows if not row.acknowledged),
             is_live=all(row.stamp.superseded_by is None for row in rows),
         )
@@ -69,7 +81,7 @@ def _digest_faults(ledger: LedgerRecord, rounds: Sequence[Round]) -> list[str]:
             live = {}
         before = item.position
         if len(item.digests) > 1:
-            faults.append(f"version {item.version} arrived with {len(item.digests)} digests: {_short(item.digests)}")
+            faults.append(f"version {item.version} arrived with {len(item.digests)} digests: {_who_got_what(item)}")
         elif item.digests and item.is_live:
             known = live.setdefault(item.version, item.digests[0])
             if known != item.digests[0]:
@@ -106,6 +118,13 @@ def _membership_faults(ledger: LedgerRecord, rounds: Sequence[Round]) -> list[st
         members = (members - gone) | set(item.acknowledged)
         version = item.version
     return faults
+
+
+def _who_got_what(item: Round) -> str:
+    """Return what was sent and what else arrived, and where."""
+    told = [] if item.sent is None else [f"sent {item.sent[:16]}"]
+    told += [f"{engine} acknowledged {digest[:16]}" for engine, digest in item.arrived.items() if digest != item.sent]
+    return "; ".join(told)
 
 
 def _short(digests: Sequence[str]) -> str:

@@ -90,7 +90,8 @@ def _read_rollouts(paths: Sequence[Path], unreadable: dict[str, str]) -> dict[in
         try:
             found[int(path.stem.removeprefix("step_"))] = read_step(path)
         except (OSError, ValueError, pa.ArrowException) as error:
-            unreadable[f"rollouts/{path.name}"] = str(error).splitlines()[0]
+            size = f"{path.stat().st_size} bytes" if path.is_file() else "gone"
+            unreadable[f"rollouts/{path.name}"] = f"truncated or damaged ({size}): {str(error).splitlines()[0]}"
     return found
 
 

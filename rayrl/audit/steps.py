@@ -47,8 +47,11 @@ def _step_faults(run: RunRecord, view: StepView) -> list[str]:
     if len(view.prompts) != detail.get("groups", len(view.prompts)):
         faults.append(f"{where} recorded {detail['groups']} groups, the ledger has {len(view.prompts)} of them")
     if rollouts is None:
-        if expects_rollouts(run, view):
-            faults.append(f"{where}: rollouts/step_{row.step:06d}.parquet is missing, so nothing proves what it used")
+        name = f"rollouts/step_{row.step:06d}.parquet"
+        if name in run.unreadable:
+            faults.append(f"{where}: {name} cannot be used, so nothing proves what it used: {run.unreadable[name]}")
+        elif expects_rollouts(run, view):
+            faults.append(f"{where}: {name} is missing, so nothing proves what it used")
         return faults
     if "data_digest" not in detail:
         return faults

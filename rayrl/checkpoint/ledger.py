@@ -2,10 +2,11 @@
 
 SQLite, since a step is one transaction: after a kill the file holds whole steps only, and "exactly once" is a unique
 index, not a promise. Journal mode WAL, so that an audit can read while the run writes (where the file system has no
-WAL, SQLite keeps its rollback journal, which is as safe). `synchronous=FULL`: with NORMAL a power cut may lose the last
-transactions, and then the newest checkpoint, which is fsynced, would know of steps that the ledger does not. It costs
-one fsync per transaction. Each transaction ends with a link of the hash chain (`ledger_chain`), so that a row that was
-edited, removed or slipped in is found by an audit.
+WAL, SQLite keeps its rollback journal, which is as safe). `synchronous=NORMAL`: a process that is killed loses nothing,
+a power cut may take the last transactions, the newest first. Those of steps that no checkpoint holds are done again
+after a resume anyway; before a checkpoint is committed, `sync` puts all that it counts on the disk, so that none ever
+knows of more than the ledger. A step therefore waits for no disk. Each transaction ends with a link of the hash chain
+(`ledger_chain`), so that a row that was edited, removed or slipped in is found by an audit.
 """
 
 import json
@@ -18,19 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rayrl.checkpoint.ledger_chain import CHAINED, GENESIS, link_digest
-from rayrl.checkpoint.ledger_schema import (
-    APPLICATION_ID,
-    COLUMNS,
-    REWINDABLE,
-    SCHEMA_VERSION,
-    creation_script,
-    upgrade_statements,
-)
+from rayrl.checkpoint.ledger_chain import link_digest
+from rayrl.checkpoint.ledger_file import as_checkpoint_error, chain_head, check_header, upgrade
+from rayrl.checkpoint.ledger_schema import REWINDABLE, SCHEMA_VERSION, creation_script
 from rayrl.errors import CheckpointError
 from rayrl.types.prompt import PromptId
 
 Outcome = Literal["trained", "filtered", "given_up"]
+SENDER = "trainer"
+"""Stands for the trainer among the names of engines in `publications`; older ledgers have no such rows."""
+_LAZY = "NORMAL"
 REWIND = "rewind"
 """Kind of the event that a rewind leaves; its detail has generation, position and the number of superseded rows."""
 
@@ -62,6 +60,22 @@ class RecordedOutcome:
     version: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedVersion:
+    """A version that became current, with what each engine received.
+
+    Example: `PublishedVersion(version=3, sent="9f3c", acknowledged={"inference-0": "9f3c"}, missing=("inference-1",))`.
+    """
+
+    version: int
+    sent: str
+    """Digest of what the trainer sent."""
+    acknowledged: Mapping[str, str]
+    """By engine, the digest of what arrived there, as the engine computed it."""
+    missing: Sequence[str] = ()
+    """Engines that took part and failed."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Transaction:
     """What an open transaction stamps its rows with, and the rows so far."""
@@ -89,30 +103,38 @@ class Ledger:
         if read_only and not file.is_file():
             raise CheckpointError(f"there is no ledger at {file}")
         uri = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-        with _as_checkpoint_error(file):
+        with as_checkpoint_error(file):
             connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
             try:
                 if not read_only:
                     connection.execute("PRAGMA journal_mode = WAL")
-                    connection.execute("PRAGMA synchronous = FULL")
+                    connection.execute(f"PRAGMA synchronous = {_LAZY}")
                     if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                         connection.executescript(creation_script())
                 if check_header(connection, file) < SCHEMA_VERSION and not read_only:
-                    _upgrade(connection)
+                    upgrade(connection)
             except BaseException:
                 connection.close()
                 raise
         return cls(connection, file, clock)
 
     def record_step(
-        self, step: int, version: int, outcomes: Iterable[PromptOutcome], detail: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        version: int,
+        outcomes: Iterable[PromptOutcome],
+        detail: Mapping[str, Any] | None = None,
+        published: PublishedVersion | None = None,
     ) -> None:
         """Record a training step and all outcomes that it decides, in one transaction: all of it or nothing.
 
-        `version` is the version that the step made; `detail` holds JSON-able facts for an audit, such as denominators.
+        `version` is the version that the step made, `published` its publication, if that is not recorded by itself;
+        `detail` holds JSON-able facts for an audit, such as denominators.
         Raises CheckpointError if the step or one of the prompts has a live outcome already: exactly once.
         """
         with self._transaction():
+            if published is not None:
+                self._insert_publication(published, step)
             self._insert("steps", step, version, json.dumps(dict(detail or {})), self._clock())
             self._insert_outcomes(step, version, outcomes)
 
@@ -121,26 +143,14 @@ class Ledger:
         with self._transaction():
             self._insert_outcomes(step, version, outcomes)
 
-    def record_publication(
-        self,
-        version: int,
-        digest: str,
-        engines: Sequence[str],
-        *,
-        missing: Sequence[str] = (),
-        step: int | None = None,
-    ) -> None:
-        """Record that `engines` acknowledged a version with this digest and that `missing` did not.
+    def record_publication(self, published: PublishedVersion, *, step: int | None = None) -> None:
+        """Record what was sent and which engines acknowledged what.
 
         `step` is the training step that made the version, the last recorded one if not given. A version may be
         published again, to an engine that joined or after a resume.
         """
         with self._transaction():
-            made_in = self._last_step() if step is None else step
-            now = self._clock()
-            for acknowledged, names in ((1, engines), (0, missing)):
-                for engine in names:
-                    self._insert("publications", version, made_in, engine, digest, acknowledged, now)
+            self._insert_publication(published, self._last_step() if step is None else step)
 
     def record_event(self, kind: str, step: int, detail: Mapping[str, Any]) -> None:
         """Record a failure or a decision; `detail` is JSON-able."""
@@ -215,13 +225,25 @@ class Ledger:
     def head(self) -> str:
         """The last link of the hash chain; whoever keeps it can tell later that the ledger up to here is unchanged."""
         with self._reading():
-            return _head(self._connection)
+            return chain_head(self._connection)
 
     @property
     def last_step(self) -> int:
         """The last live step; 0 before the first."""
         with self._reading():
             return self._last_step()
+
+    def sync(self) -> None:
+        """Return once all transactions so far survive a power cut; to be called off the event loop."""
+        with self._reading():
+            connection = self._connection
+            connection.execute("PRAGMA synchronous = FULL")
+            try:
+                # Its commit puts the whole journal on the disk, with all that is in there before it. SQLite skips a
+                # write that changes nothing: there is something to put there only if the position has changed.
+                connection.execute("INSERT OR REPLACE INTO meta VALUES ('synced', ?)", (self._meta("position"),))
+            finally:
+                connection.execute(f"PRAGMA synchronous = {_LAZY}")
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -239,7 +261,7 @@ class Ledger:
                 self._open = _Transaction(position=position, generation=generation)
                 yield self._open
                 connection.execute("UPDATE meta SET value = ? WHERE name = 'position'", (position,))
-                digest = link_digest(_head(connection), self._open.rows)
+                digest = link_digest(chain_head(connection), self._open.rows)
                 connection.execute("INSERT INTO chain VALUES (?, ?)", (position, digest))
                 connection.execute("COMMIT")
             except BaseException:
@@ -252,7 +274,7 @@ class Ledger:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        with self._lock, _as_checkpoint_error(self._path):
+        with self._lock, as_checkpoint_error(self._path):
             yield
 
     def _insert(self, table: str, *values: Any) -> None:
@@ -266,6 +288,14 @@ class Ledger:
             self._connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
         except sqlite3.IntegrityError as error:
             raise CheckpointError(f"ledger {self._path}, table {table}: {error}; the row was {values}") from error
+
+    def _insert_publication(self, published: PublishedVersion, step: int) -> None:
+        """The sender's row comes first and has its name: what was sent, for a comparison with what arrived."""
+        now = self._clock()
+        for name, digest in ((SENDER, published.sent), *published.acknowledged.items()):
+            self._insert("publications", published.version, step, name, digest, 1, now)
+        for engine in published.missing:
+            self._insert("publications", published.version, step, engine, published.sent, 0, now)
 
     def _insert_outcomes(self, step: int, version: int, outcomes: Iterable[PromptOutcome]) -> None:
         for item in outcomes:
@@ -292,58 +322,3 @@ class Ledger:
     def _last_step(self) -> int:
         row = self._connection.execute("SELECT max(step) FROM steps WHERE superseded_by IS NULL").fetchone()
         return int(row[0] or 0)
-
-
-def read_chained(connection: sqlite3.Connection) -> dict[int, dict[str, list[tuple[Any, ...]]]]:
-    """Return the rows of the chained tables by position and table, as `ledger_chain` takes them."""
-    found: dict[int, dict[str, list[tuple[Any, ...]]]] = {}
-    for table in CHAINED:
-        columns = COLUMNS[table].split()
-        place = columns.index("position")
-        for row in connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY id"):
-            found.setdefault(row[place], {}).setdefault(table, []).append(tuple(row))
-    return found
-
-
-def _head(connection: sqlite3.Connection) -> str:
-    row = connection.execute("SELECT digest FROM chain ORDER BY position DESC LIMIT 1").fetchone()
-    return GENESIS if row is None else str(row[0])
-
-
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Give a ledger of format 1 its chain; the first link covers all that it holds."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for statement in upgrade_statements():
-            connection.execute(statement)
-        merged: dict[str, list[tuple[Any, ...]]] = {}
-        for _, tables in sorted(read_chained(connection).items()):
-            for table, rows in tables.items():
-                merged.setdefault(table, []).extend(rows)
-        position = connection.execute("SELECT value FROM meta WHERE name = 'position'").fetchone()[0]
-        if position:
-            connection.execute("INSERT INTO chain VALUES (?, ?)", (position, link_digest(GENESIS, merged)))
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def check_header(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the format of the file. CheckpointError if it is not a ledger, or of a later rayrl."""
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    if application != APPLICATION_ID:
-        raise CheckpointError(f"{path} is an SQLite file, but not a ledger of rayrl")
-    if version > SCHEMA_VERSION:
-        raise CheckpointError(f"ledger {path} has format {version}, this rayrl reads {SCHEMA_VERSION}; upgrade rayrl")
-    return version
-
-
-@contextmanager
-def _as_checkpoint_error(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise CheckpointError(f"ledger {path} cannot be used: {error}") from error

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayrl.checkpoint.ledger import Outcome, check_header, read_chained
+from rayrl.checkpoint.ledger import Outcome
 from rayrl.checkpoint.ledger_chain import Rows
+from rayrl.checkpoint.ledger_file import check_header, missing_guards, read_chained
 from rayrl.errors import CheckpointError
 from rayrl.types.prompt import PromptId
 
@@ -87,6 +88,8 @@ class LedgerRecord:
     """Rows by position as `ledger_chain` takes them."""
     faults: tuple[str, ...]
     """What SQLite finds wrong with the file itself."""
+    missing_guards: tuple[str, ...]
+    """Triggers and unique indexes that every ledger is made with and this one has no more."""
 
     @property
     def live_steps(self) -> list[StepRow]:
@@ -159,6 +162,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> LedgerRecord:
         links=tuple(links),
         chained=read_chained(connection),
         faults=tuple(faults),
+        missing_guards=tuple(missing_guards(connection)),
     )
 
 

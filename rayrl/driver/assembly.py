@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +33,7 @@ from rayrl.driver.run_failure import marking_start
 from rayrl.driver.run_record import recording_run
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.driver.supervisor import Supervisor
-from rayrl.driver.train_loop import TrainHistory, TrainLoop
+from rayrl.driver.train_loop import TrainLoop, summary_metrics
 from rayrl.driver.train_recovery import TrainRecovery
 from rayrl.driver.watchdog import Watchdog
 from rayrl.errors import RayrlError
@@ -153,7 +152,8 @@ class Assembly:
             await self.checkpointer.restore(checkpoint)
         else:
             # A folder whose run died before its first checkpoint: what it had recorded is sampled again.
-            self.ledger.rewind_to(0, min_position=0)
+            if self.ledger.position > 0:
+                self.ledger.rewind_to(0, min_position=0)
         with marking_start():
             async with recording_run(self.ledger, self.stream, self.progress, self.folder.path) as ending:
                 try:
@@ -176,9 +176,7 @@ class Assembly:
         # Engines start without weights on purpose: after a resume those of the model folder would be the wrong ones.
         async with self.publisher.lock:
             record = await self.publisher.publish(self.progress.version)
-        self.ledger.record_publication(
-            record.version, record.digest, record.engines, missing=record.missing, step=self.progress.step
-        )
+        self.ledger.record_publication(record.published, step=self.progress.step)
         async with self.publisher.lock:
             await self.train_loop.check_engines(self.progress.step)
         rollouts = asyncio.create_task(self.rollout_loop.run())
@@ -337,19 +335,3 @@ def _checkpointer(
 def _probe(config: RunConfig, fleet: Fleet, publisher: Publisher, ledger: Ledger) -> WeightProbe:
     assert fleet.inference is not None
     return WeightProbe(config=config, train=fleet.train, inference=fleet.inference, publisher=publisher, ledger=ledger)
-
-
-def summary_metrics(history: TrainHistory) -> Mapping[str, float]:
-    """Return the last value of each metric, and first values and means of five where a curve is asked for."""
-    metrics = dict(history.last_metrics)
-    rewards = history.reward_means
-    if rewards:
-        metrics |= {
-            "reward/first": rewards[0],
-            "reward/last": rewards[-1],
-            "reward/first5_mean": sum(rewards[:5]) / len(rewards[:5]),
-            "reward/last5_mean": sum(rewards[-5:]) / len(rewards[-5:]),
-        }
-    if history.accuracies:
-        metrics["eval/accuracy_before"] = history.accuracies[0]
-    return metrics

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.manifest import read_manifest
 from rayrl.checkpoint.mirror import CheckpointMirror
 from rayrl.checkpoint.run_state import RunState
@@ -34,9 +35,16 @@ class CheckpointWriter:
     """Has all processes write their part, then makes it visible."""
 
     def __init__(
-        self, *, store: CheckpointStore, train: ActorGroup, workers: ActorGroup, deadlines: DeadlineConfig
+        self,
+        *,
+        store: CheckpointStore,
+        ledger: Ledger,
+        train: ActorGroup,
+        workers: ActorGroup,
+        deadlines: DeadlineConfig,
     ) -> None:
         self._store = store
+        self._ledger = ledger
         self._train = train
         self._workers = workers
         self._deadlines = deadlines
@@ -66,6 +74,9 @@ class CheckpointWriter:
                 phase=phase,
             )
             await self._until_written(phase)
+            # What the checkpoint counts as done must survive whatever the checkpoint survives.
+            syncing = asyncio.to_thread(self._ledger.sync)
+            await wait_for(syncing, seconds=seconds, phase=phase, actor=_DISK, what="the ledger on the disk")
             committing = asyncio.to_thread(self._store.commit, pending, state, (GROUPS_FILE,))
             path: Path = await wait_for(committing, seconds=seconds, phase=phase, actor=_DISK, what="the commit")
         except BaseException:

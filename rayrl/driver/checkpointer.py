@@ -62,7 +62,9 @@ class Checkpointer:
         self._stream = stream
         self._progress = progress
         self._ledger = ledger
-        self._writer = CheckpointWriter(store=store, train=train, workers=workers, deadlines=config.driver.deadlines)
+        self._writer = CheckpointWriter(
+            store=store, ledger=ledger, train=train, workers=workers, deadlines=config.driver.deadlines
+        )
         self._task: asyncio.Task[None] | None = None
         self._pending: PendingCheckpoint | None = None
         self._newest: Path | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayrl.checkpoint.ledger import Ledger, Outcome, PromptOutcome
+from rayrl.checkpoint.ledger import Ledger, Outcome, PromptOutcome, PublishedVersion
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.types.prompt import Prompt
 from rayrl.types.trajectory import GroupSummary
@@ -25,10 +25,17 @@ class OutcomeLog:
         return self._stream.next_prompt()
 
     def train(
-        self, groups: Sequence[GroupSummary], *, step: int, version: int, detail: Mapping[str, Any] | None = None
+        self,
+        groups: Sequence[GroupSummary],
+        *,
+        step: int,
+        version: int,
+        detail: Mapping[str, Any] | None = None,
+        published: PublishedVersion | None = None,
     ) -> None:
-        """The groups were trained on in `step`, by weights that became `version`; `detail` is for the audit."""
-        self._ledger.record_step(step, version, [_outcome(group, "trained") for group in groups], detail)
+        """The groups were trained on in `step`, by weights that became `version` and were `published`; `detail` is for
+        the audit."""
+        self._ledger.record_step(step, version, [_outcome(group, "trained") for group in groups], detail, published)
         self._account(groups)
 
     def filter(

@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rayrl.checkpoint.ledger import PublishedVersion
 from rayrl.config.run import RunConfig
 from rayrl.driver.failure_policy import FaultCause
 from rayrl.driver.publication_faults import Aborted, check_outcomes, error_of, fault_of, is_refusal
@@ -56,9 +57,9 @@ class PublicationRecord:
 
     version: int
     digest: str
-    """Over the digests of all buckets, the same on the trainer and on every engine."""
-    engines: tuple[str, ...]
-    """Which acknowledged it and use it."""
+    """Over the digests of all buckets, as the trainer sent them."""
+    acknowledged: Mapping[str, str]
+    """The same by engine, over what arrived there; of those that use the version."""
     num_bytes: int
     transfer_s: float
     commit_s: float
@@ -69,6 +70,18 @@ class PublicationRecord:
     """Of the slowest engine, sampling nothing."""
     missing: tuple[str, ...] = ()
     """Engines that took part and failed; they are replaced."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Which use it."""
+        return tuple(self.acknowledged)
+
+    @property
+    def published(self) -> PublishedVersion:
+        """What the ledger keeps of it."""
+        return PublishedVersion(
+            version=self.version, sent=self.digest, acknowledged=self.acknowledged, missing=self.missing
+        )
 
 
 class Publisher:
@@ -186,7 +199,7 @@ class Publisher:
         publication = Publication(version=version, engines=engines)
         start = time.monotonic()
         try:
-            manifest, digests = await self._transfer(publication)
+            manifest, sent, acks = await self._transfer(publication)
         except Aborted as aborted:
             publication.move(PublicationState.ABORTED)
             await self._clean_up(version, engines, aborted.culprits)
@@ -209,8 +222,8 @@ class Publisher:
         self._serving |= dict.fromkeys(committed, version)
         return PublicationRecord(
             version=version,
-            digest=hashlib.sha256("".join(digests).encode()).hexdigest()[:32],
-            engines=committed,
+            digest=_whole(sent),
+            acknowledged={name: _whole(acks[name]) for name in committed},
             num_bytes=sum(spec.num_bytes for spec in manifest.tensors),
             transfer_s=transferred - start,
             commit_s=committed_at - transferred,
@@ -219,8 +232,11 @@ class Publisher:
             missing=tuple(failed),
         )
 
-    async def _transfer(self, publication: Publication) -> "tuple[WeightManifest, tuple[str, ...]]":
-        """Stage the version on every engine and return manifest and digests. `Aborted` where that fails."""
+    async def _transfer(
+        self, publication: Publication
+    ) -> "tuple[WeightManifest, tuple[str, ...], Mapping[str, tuple[str, ...]]]":
+        """Stage the version on every engine; return the manifest, the digests of what was sent, and those of what
+        arrived by engine. `Aborted` where that fails."""
         version, engines = publication.version, publication.engines
         name = f"publication of version {version}"
         if self._is_collective and self._joined != tuple(engines):
@@ -245,7 +261,7 @@ class Publisher:
                 {engine: (FaultCause.WRONG_WEIGHTS, reason) for engine, reason in verdict.bad_engines.items()},
                 is_fatal=False,
             )
-        return manifest, sent
+        return manifest, sent, {ack.engine: ack.digests for ack in acks}
 
     async def _move(
         self, manifest: "WeightManifest", engines: Sequence[str], phase: str
@@ -359,6 +375,11 @@ class Publisher:
             self.forget_group()
             self._inference.remove(name)
             self.on_fault(name, cause, reason)
+
+
+def _whole(digests: Sequence[str]) -> str:
+    """Return one digest over those of all buckets."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
 
 
 def _log_fault(name: str, cause: FaultCause, reason: str) -> None:

@@ -236,9 +236,7 @@ class Supervisor:
         start = time.monotonic()
         record = await self._publisher.bring_up()
         if record is not None:
-            self._ledger.record_publication(
-                record.version, record.digest, record.engines, missing=record.missing, step=self._progress.step
-            )
+            self._ledger.record_publication(record.published, step=self._progress.step)
         version = self._publisher.version
         serves = member.name in self._publisher.serving
         if serves:

@@ -43,7 +43,7 @@ from rayrl.driver.train_recovery import TrainRecovery
 from rayrl.errors import DeadlineExceeded, RayrlError
 from rayrl.infra.actor_group import ActorGroup
 from rayrl.tracking.metrics import Tracker
-from rayrl.training.step import TrainStepRequest, TrainStepResult
+from rayrl.training.step import TrainStepRequest, TrainStepResult, logprob_gap_fault
 from rayrl.utils.logger import get_logger
 
 _LOGGER = get_logger("driver.train")
@@ -103,9 +103,10 @@ class TrainLoop:
         self._more_metrics = more_metrics
         self._dropped = 0
         self._budget = FailureBudget(
-            what="training steps skipped for a loss or gradient that is not finite",
+            what="failed training steps (loss or gradient not finite, or engines and trainer too far apart)",
             limit=config.driver.max_skipped_steps,
             setting="driver.max_skipped_steps",
+            advice="; usually training.optimizer.lr is too high",
             share=config.driver.max_failure_share,
         )
         self.history = TrainHistory()
@@ -212,15 +213,18 @@ class TrainLoop:
             result = await self._train_on(plan, step, times)
             detail = step_account(plan, result, version=self._progress.version)
             if not result.skipped:
-                record = await self._publish(self._progress.version + 1, step, times)
-                self._outcomes.train(summaries, step=step, version=record.version, detail=detail)
+                record = await self._publish(self._progress.version + 1, times)
+                # Nothing may come between: an engine that is lost from now on has acknowledged the version.
+                self._outcomes.train(
+                    summaries, step=step, version=record.version, detail=detail, published=record.published
+                )
+                await self.check_engines(step)
                 self._progress.kl_coef = next_kl_coef(
                     self._config.algorithm.kl, self._progress.kl_coef, result.metrics, self._config.samples_per_step
                 )
         if result.skipped:
             reason = result.reason or "not finite"
             self._outcomes.filter(summaries, step=step, version=self._progress.version, reason=reason, detail=detail)
-            _LOGGER.warning("step %d changed nothing: %s", step, reason)
         # Only after the publication: capacity that opens earlier would let groups start on weights about to be old.
         self._progress.release(len(plan.chosen), consumed=not result.skipped)
         self._progress.step = step
@@ -244,14 +248,21 @@ class TrainLoop:
         }
         self.history.reward_means.append(metrics["reward/mean"])
         self._log(step, metrics)
-        self._note_skip(result, step)
+        self._note_fault(result, step)
         await self._after_step(step)
 
-    def _note_skip(self, result: TrainStepResult, step: int) -> None:
-        if result.skipped:
-            self._budget.fail(f"step {step}: {result.reason}")
-        else:
+    def _note_fault(self, result: TrainStepResult, step: int) -> None:
+        """Count a step that was skipped, or that some engine of training should have skipped and could not."""
+        fault = (result.reason or "not finite") if result.skipped else self._gap_fault(result)
+        if fault is None:
             self._budget.succeed()
+        else:
+            _LOGGER.warning("training step %d failed: %s", step, fault)
+            self._budget.fail(f"step {step}: {fault}")
+
+    def _gap_fault(self, result: TrainStepResult) -> str | None:
+        # The metrics of a whole training step are means per token already.
+        return logprob_gap_fault(result.metrics, 1.0, self._config.training.max_logprob_gap)
 
     async def _train_on(self, plan: BatchPlan, step: int, times: StepTimes) -> TrainStepResult:
         driver = self._config.driver
@@ -283,17 +294,15 @@ class TrainLoop:
         result: TrainStepResult = results[0]
         return result
 
-    async def _publish(self, version: int, step: int, times: StepTimes) -> PublicationRecord:
+    async def _publish(self, version: int, times: StepTimes) -> PublicationRecord:
         self.phase = f"evaluation of version {self._progress.version}"
         start = time.monotonic()
         await self._collect_evaluation(abandon_if=lambda: not self._publisher.serving)
         times.evaluation_wait_s = time.monotonic() - start
         self.phase = f"publication of version {version}"
         record = await self._publisher.publish(version)
-        self._ledger.record_publication(version, record.digest, record.engines, missing=record.missing, step=step)
         self._progress.publish(version)
         times.publication = record
-        await self.check_engines(step)
         return record
 
     async def check_engines(self, step: int) -> None:
@@ -333,3 +342,19 @@ class TrainLoop:
     def status(self) -> dict[str, Any]:
         """Return what the loop does and its counts."""
         return {"phase": self.phase, **{name: getattr(self._progress, name) for name in ("step", "version")}}
+
+
+def summary_metrics(history: TrainHistory) -> Mapping[str, float]:
+    """Return the last value of each metric, and first values and means of five where a curve is asked for."""
+    metrics = dict(history.last_metrics)
+    rewards = history.reward_means
+    if rewards:
+        metrics |= {
+            "reward/first": rewards[0],
+            "reward/last": rewards[-1],
+            "reward/first5_mean": sum(rewards[:5]) / len(rewards[:5]),
+            "reward/last5_mean": sum(rewards[-5:]) / len(rewards[-5:]),
+        }
+    if history.accuracies:
+        metrics["eval/accuracy_before"] = history.accuracies[0]
+    return metrics

@@ -177,9 +177,7 @@ class TrainRecovery:
         self._buffer.replace(remains.kept)
         await self._checkpointer.restore_or_restart(checkpoint, held=remains.kept)
         record = await self._publisher.publish(self._progress.version)
-        self._ledger.record_publication(
-            record.version, record.digest, record.engines, missing=record.missing, step=self._progress.step
-        )
+        self._ledger.record_publication(record.published, step=self._progress.step)
         self._num_rebuilt += 1
         self._num_undone += before.step - self._progress.step
         self._num_lost += num_in_flight + len(remains.lost)

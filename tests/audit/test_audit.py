@@ -66,6 +66,8 @@ def test_run_that_was_resumed_passes_and_leaves_its_numbers(finished_run: Path) 
     assert sum(numbers["trajectory_ages"].values()) == 30
     assert set(numbers["trajectory_ages"]) <= {"0", "1"}
     assert {tuple(item["acknowledged"]) for item in numbers["publications"]} == {("inference-0", "inference-1")}
+    assert {len(item["digests"]) for item in numbers["publications"]} == {1}, "what was sent, and what arrived"
+    assert numbers["rewinds"] == 1, "the resume, and not the start"
     assert "(1 finished)" in report.findings[2].claim
 
 
@@ -136,7 +138,7 @@ def test_edited_ledger_is_named(run_dir: Path, tamper: Tamper, statement: str, c
         (
             ["UPDATE publications SET digest = 'other' WHERE version = 3 AND engine = 'inference-1'"],
             "publications",
-            "version 3 arrived with 2 digests",
+            "version 3 arrived with 2 digests: sent ",
         ),
         (
             ["DELETE FROM publications WHERE version = 2 AND engine = 'inference-1'"],
@@ -212,7 +214,20 @@ def test_damaged_rollout_file_is_named(run_dir: Path) -> None:
     path = run_dir / "rollouts" / "step_000003.parquet"
     path.write_bytes(path.read_bytes()[:200])
 
-    assert "rollouts/step_000003.parquet cannot be used" in refuted(audit_run(run_dir))["integrity"]
+    found = refuted(audit_run(run_dir))
+    assert "rollouts/step_000003.parquet cannot be used: truncated or damaged (200 bytes)" in found["integrity"]
+    assert "step 3: rollouts/step_000003.parquet cannot be used" in found["denominators"]
+    assert "missing" not in "".join(found.values())
+
+
+def test_ledger_without_its_triggers_is_refuted_although_no_row_was_changed(run_dir: Path, tamper: Tamper) -> None:
+    tamper()
+
+    found = refuted(audit_run(run_dir))
+
+    assert list(found) == ["integrity"]
+    assert "made append-only by triggers and unique indexes" in found["integrity"]
+    assert "live_prompts" in found["integrity"] and "steps_keeps_rows" in found["integrity"]
 
 
 def test_edited_rollouts_are_not_what_was_trained_on(run_dir: Path) -> None:

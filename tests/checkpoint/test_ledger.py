@@ -5,11 +5,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from rayrl.checkpoint.ledger import Ledger, Outcome, PromptOutcome
+from rayrl.checkpoint.ledger import Ledger, Outcome, PromptOutcome, PublishedVersion
 from rayrl.errors import CheckpointError
 from rayrl.types.prompt import PromptId
 
@@ -48,6 +49,12 @@ def outcome(ordinal: int, kind: Outcome = "trained", epoch: int = 0, reason: str
         attempts=2,
         oldest_version=3,
         newest_version=4,
+    )
+
+
+def published(version: int, digest: str, engines: Sequence[str], missing: Sequence[str] = ()) -> PublishedVersion:
+    return PublishedVersion(
+        version=version, sent=digest, acknowledged=dict.fromkeys(engines, digest), missing=tuple(missing)
     )
 
 
@@ -144,7 +151,7 @@ def test_unknown_outcome_is_refused(tmp_path: Path) -> None:
 def test_rows_cannot_be_changed_or_removed(tmp_path: Path, sql: str) -> None:
     ledger = open_ledger(tmp_path)
     ledger.record_step(1, 1, [outcome(0)])
-    ledger.record_publication(1, "d", ["e0"])
+    ledger.record_publication(published(1, "d", ["e0"]))
     ledger.record_event("engine_died", 1, {})
     ledger.rewind_to(0, min_position=0)
 
@@ -156,12 +163,12 @@ def test_rewind_supersedes_later_steps_keeps_their_rows_and_lets_the_prompts_be_
     ledger = open_ledger(tmp_path)
     for step in (1, 2, 3):
         ledger.record_step(step, step, [outcome(step)])
-        ledger.record_publication(step, f"d{step}", ["e0"])
+        ledger.record_publication(published(step, f"d{step}", ["e0"]))
 
     superseded = ledger.rewind_to(1, min_position=2)
     ledger.record_step(2, 2, [outcome(3), outcome(2, "given_up", reason="error")])
 
-    assert superseded == 6
+    assert superseded == 8
     assert [(item.outcome.prompt_id.ordinal, item.outcome.outcome, item.step) for item in ledger.outcomes()] == [
         (1, "trained", 1),
         (2, "given_up", 2),
@@ -175,8 +182,9 @@ def test_rewind_supersedes_later_steps_keeps_their_rows_and_lets_the_prompts_be_
         (2, 1, None),
         (2, 1, None),
     ]
-    assert rows(tmp_path, "SELECT version, superseded_by FROM publications ORDER BY id") == [(1, None), (2, 1), (3, 1)]
-    assert rows(tmp_path, "SELECT generation, to_step, position, superseded FROM rewinds") == [(1, 1, 2, 6)]
+    sql = "SELECT version, superseded_by FROM publications WHERE engine = 'e0' ORDER BY id"
+    assert rows(tmp_path, sql) == [(1, None), (2, 1), (3, 1)]
+    assert rows(tmp_path, "SELECT generation, to_step, position, superseded FROM rewinds") == [(1, 1, 2, 8)]
 
 
 def test_prompt_given_up_after_the_checkpoint_of_its_step_is_superseded_and_one_before_it_is_not(
@@ -226,17 +234,19 @@ def test_ledger_behind_its_checkpoint_is_refused_and_unchanged(tmp_path: Path) -
     assert rows(tmp_path, "SELECT * FROM rewinds") == []
 
 
-def test_publication_has_one_row_per_engine(tmp_path: Path) -> None:
+def test_publication_has_a_row_for_what_was_sent_and_one_per_engine(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     ledger.record_step(4, 4, [])
 
-    ledger.record_publication(4, "abc", ["e0", "e1"], missing=["e2"])
-    ledger.record_publication(4, "abc", ["e2"], step=9)
+    ledger.record_publication(published(4, "abc", ["e0", "e1"], missing=["e2"]))
+    ledger.record_publication(published(4, "abc", ["e2"]), step=9)
 
     assert rows(tmp_path, "SELECT version, step, engine, digest, acknowledged FROM publications ORDER BY id") == [
+        (4, 4, "trainer", "abc", 1),
         (4, 4, "e0", "abc", 1),
         (4, 4, "e1", "abc", 1),
         (4, 4, "e2", "abc", 0),
+        (4, 9, "trainer", "abc", 1),
         (4, 9, "e2", "abc", 1),
     ]
 

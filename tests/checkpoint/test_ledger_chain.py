@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rayrl.checkpoint.ledger import Ledger, PromptOutcome
+from rayrl.checkpoint.ledger import Ledger, PromptOutcome, PublishedVersion
 from rayrl.checkpoint.ledger_chain import GENESIS, Rows, first_broken_link, link_digest
 from rayrl.checkpoint.ledger_reader import read_ledger
 from rayrl.errors import CheckpointError
@@ -52,7 +52,7 @@ def test_each_transaction_moves_the_head_and_reopening_does_not(tmp_path: Path) 
     outcome = PromptOutcome(prompt_id=PromptId(dataset="sums", epoch=0, ordinal=0), outcome="trained")
     ledger.record_step(1, 1, [outcome], {"loss_tokens": 7})
     heads.append(ledger.head)
-    ledger.record_publication(1, "d", ["e0", "e1"])
+    ledger.record_publication(PublishedVersion(version=1, sent="d", acknowledged={"e0": "d", "e1": "d"}))
     heads.append(ledger.head)
     ledger.rewind_to(0, min_position=0)
     heads.append(ledger.head)
