@@ -74,6 +74,7 @@ class Assembly:
     checkpointer: Checkpointer
     rollout_loop: RolloutLoop
     train_loop: TrainLoop
+    recovery: TrainRecovery
     watchdog: Watchdog
 
     @classmethod
@@ -128,6 +129,7 @@ class Assembly:
             more_metrics=supervisor.metrics,
             teacher=_teacher(config, fleet),
         )
+        supervisor.on_push_failed = buffer.interrupt
         return cls(
             config=config,
             fleet=fleet,
@@ -143,17 +145,13 @@ class Assembly:
             checkpointer=checkpointer,
             rollout_loop=rollout_loop,
             train_loop=train_loop,
+            recovery=recovery,
             watchdog=_watch(config, fleet, folder, ledger, train_loop, rollout_loop, buffer, progress),
         )
 
     async def run(self, checkpoint: Checkpoint | None) -> RunResult:
         """Push the weights, run both loops, save and export."""
-        if checkpoint is not None:
-            await self.checkpointer.restore(checkpoint)
-        else:
-            # A folder whose run died before its first checkpoint: what it had recorded is sampled again.
-            if self.ledger.position > 0:
-                self.ledger.rewind_to(0, min_position=0)
+        await self._put_back(checkpoint)
         with marking_start():
             async with recording_run(self.ledger, self.stream, self.progress, self.folder.path) as ending:
                 try:
@@ -165,6 +163,18 @@ class Assembly:
                 ending.status = result.status
             return result
 
+    async def _put_back(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None:
+            # A folder whose run died before its first checkpoint: what it had recorded is sampled again.
+            if self.ledger.position > 0:
+                self.ledger.rewind_to(0, min_position=0)
+            return
+        while True:
+            try:
+                return await self.checkpointer.restore(checkpoint)
+            except RayrlError as error:
+                await self.recovery.renew(error)
+
     async def _run(self) -> RunResult:
         try:
             return await ending_with(self._supervised(), self.supervisor.run())
@@ -173,12 +183,11 @@ class Assembly:
             await self.supervisor.close()
 
     async def _supervised(self) -> RunResult:
-        # Engines start without weights on purpose: after a resume those of the model folder would be the wrong ones.
-        async with self.publisher.lock:
-            record = await self.publisher.publish(self.progress.version)
-        self.ledger.record_publication(record.published, step=self.progress.step)
-        async with self.publisher.lock:
-            await self.train_loop.check_engines(self.progress.step)
+        try:
+            await self._publish_first()
+        except RayrlError as error:
+            # A training worker may die before there was a step; the recovery publishes, too.
+            await self.train_loop.recover(error)
         rollouts = asyncio.create_task(self.rollout_loop.run())
         waker = asyncio.create_task(self._wake_on_stop())
         try:
@@ -195,6 +204,13 @@ class Assembly:
             await asyncio.gather(rollouts, waker, return_exceptions=True)
             await self.rollout_loop.close()
             await self.evaluator.close()
+
+    async def _publish_first(self) -> None:
+        # Engines start without weights on purpose: after a resume those of the model folder would be the wrong ones.
+        async with self.publisher.lock:
+            record = await self.publisher.publish(self.progress.version)
+            self.ledger.record_publication(record.published, step=self.progress.step)
+            await self.train_loop.check_engines(self.progress.step)
 
     async def _wake_on_stop(self) -> None:
         await self.stop.wait()

@@ -26,8 +26,8 @@ from rayrl.driver.checkpoint_writer import GROUPS_FILE, TRAIN_FOLDER, Checkpoint
 from rayrl.driver.group_buffer import BufferedGroup, GroupBuffer
 from rayrl.driver.kl_coef import STATE_KEY, first_kl_coef, restored_kl_coef
 from rayrl.driver.progress import Progress
-from rayrl.errors import CheckpointError, RayrlError
-from rayrl.infra.actor_group import ActorGroup
+from rayrl.errors import ActorDied, CheckpointError, RayrlError
+from rayrl.infra.actor_group import ActorGroup, Member
 from rayrl.infra.waiting import wait_for
 from rayrl.models.fingerprint import model_fingerprint
 from rayrl.utils.logger import get_logger
@@ -247,12 +247,24 @@ class Checkpointer:
     async def _read_groups(self, path: Path, count: int, seconds: float, phase: str) -> list[BufferedGroup]:
         if count == 0:
             return []
-        member = self._workers.members[0]
+        *others, last = self._workers.members
+        for member in others:
+            try:
+                return await self._read_with(member, path, count, seconds, phase)
+            except ActorDied as error:
+                # Nobody supervises yet when a run begins; the worker is missed and replaced later.
+                _LOGGER.warning("another worker reads the buffered groups: %s", error)
+        return await self._read_with(last, path, count, seconds, phase)
+
+    async def _read_with(
+        self, member: Member, path: Path, count: int, seconds: float, phase: str
+    ) -> list[BufferedGroup]:
         references: list[Any] = member.handle.read_groups.options(num_returns=2 * count).remote(str(path))
-        groups = []
-        for index in range(count):
-            summary = await wait_for(references[index], seconds=seconds, phase=phase, actor=member.label)
-            ticket = self._buffer.new_ticket()
-            batch = references[count + index]
-            groups.append(BufferedGroup(ticket=ticket, summary=summary, batch=batch, node=member.node))
-        return groups
+        summaries = [
+            await wait_for(reference, seconds=seconds, phase=phase, actor=member.label)
+            for reference in references[:count]
+        ]
+        return [
+            BufferedGroup(ticket=self._buffer.new_ticket(), summary=summary, batch=batch, node=member.node)
+            for summary, batch in zip(summaries, references[count:], strict=True)
+        ]

@@ -32,6 +32,7 @@ class GroupBuffer:
         self._next_ticket = 0
         self._arrived = asyncio.Event()
         self._error: BaseException | None = None
+        self._interruption: BaseException | None = None
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -52,6 +53,15 @@ class GroupBuffer:
         self._error = error
         self._arrived.set()
 
+    def interrupt(self, error: BaseException) -> None:
+        """Let the present or the next `wait` raise `error`, once."""
+        self._interruption = error
+        self._arrived.set()
+
+    def forget_interruption(self) -> None:
+        """Its cause is gone."""
+        self._interruption = None
+
     def wake(self) -> None:
         """Let `wait` look again at its condition."""
         self._arrived.set()
@@ -61,6 +71,9 @@ class GroupBuffer:
         while not is_enough(self):
             if self._error is not None:
                 raise self._error
+            if self._interruption is not None:
+                error, self._interruption = self._interruption, None
+                raise error
             self._arrived.clear()
             try:
                 async with asyncio.timeout(idle_s):

@@ -86,6 +86,8 @@ class Supervisor:
         self._progress = progress
         self._ledger = ledger
         supervision = config.supervision
+        self.on_push_failed: Callable[[RayrlError], None] = self._end
+        """Told why a new engine got no weights where that was the trainer's fault."""
         self.on_node_lost: Callable[[str], None] | None = None
         """Told the id of a node that is gone, when a rollout worker went with it."""
         self._roles = {
@@ -234,7 +236,13 @@ class Supervisor:
 
     async def _bring_up(self, member: Member) -> None:
         start = time.monotonic()
-        record = await self._publisher.bring_up()
+        try:
+            record = await self._publisher.bring_up()
+        except RayrlError as error:
+            # The trainer is at fault: the train loop, which can renew it, is told. The engine gets the next version.
+            _LOGGER.warning("%s has no weights yet: %s", member.name, error)
+            self.on_push_failed(error)
+            return
         if record is not None:
             self._ledger.record_publication(record.published, step=self._progress.step)
         version = self._publisher.version

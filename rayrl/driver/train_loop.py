@@ -124,14 +124,14 @@ class TrainLoop:
         if self._progress.step == 0:
             self._evaluator.start(self._progress.version)
         while self._progress.step < self._config.driver.num_steps:
-            started = time.monotonic()
-            plan = await self._next_batch()
-            if plan is None:
-                break
+            started, plan = time.monotonic(), None
             try:
+                plan = await self._next_batch()
+                if plan is None:
+                    break
                 await self._step(plan, waited_s=time.monotonic() - started)
             except RayrlError as error:
-                await self.recover(error, plan.chosen)
+                await self.recover(error, () if plan is None else plan.chosen)
         self.phase = "last evaluation"
         if self._stop.reason is not None:
             # The time left, which may be short, is for the checkpoint.
@@ -151,6 +151,7 @@ class TrainLoop:
         """
         self.phase = f"recovery after step {self._progress.step}"
         await self._recovery.recover(error, taken)
+        self._buffer.forget_interruption()
 
     async def _next_batch(self) -> BatchPlan | None:
         """Wait for a full batch and take it out of the buffer; None if the run is asked to stop first."""

@@ -26,7 +26,7 @@ from rayrl.driver.evaluator import Evaluator
 from rayrl.driver.failure_policy import Decision, FaultCause, RestartHistory, RestartLimits, decide
 from rayrl.driver.fleet import Fleet, start_training_group
 from rayrl.driver.group_buffer import BufferedGroup, GroupBuffer
-from rayrl.driver.progress import Progress
+from rayrl.driver.progress import Progress, ProgressSnapshot
 from rayrl.driver.publisher import Publisher
 from rayrl.driver.rollout_loop import RolloutLoop
 from rayrl.errors import ActorDied, ActorError, BudgetExhausted, DeadlineExceeded, RayrlError
@@ -117,12 +117,26 @@ class TrainRecovery:
             error: what a training step, its publication or its checkpoint failed with.
             taken: the groups of that step; they are out of the buffer and hold their slots.
         """
-        if not is_training_fault(error, await self._probe()):
-            raise error
-        pause_s = self._rule(error)
-        await asyncio.sleep(pause_s)
+        before, pending = self._progress.snapshot(), list(taken)
         async with self._publisher.lock:
-            await self._rebuild(error, taken)
+            while True:
+                await self._pause(error)
+                try:
+                    await self._rebuild(error, before, pending)
+                except RayrlError as next_error:
+                    # A rank of the new group may die on its way, too; what was done so far is done again.
+                    error = next_error
+                else:
+                    return
+
+    async def renew(self, error: RayrlError) -> None:
+        """Return once there is a new training group, with nothing loaded; for a run that has not begun yet.
+
+        Raises as `recover`.
+        """
+        async with self._publisher.lock:
+            await self._pause(error)
+            await self._renew_group()
 
     def metrics(self) -> dict[str, float]:
         """Return counts since the start."""
@@ -131,6 +145,12 @@ class TrainRecovery:
             "supervision/train_steps_undone": float(self._num_undone),
             "supervision/train_groups_lost": float(self._num_lost),
         }
+
+    async def _pause(self, error: RayrlError) -> None:
+        """Return when a rebuild may begin; raise if there is to be none."""
+        if not is_training_fault(error, await self._probe()):
+            raise error
+        await asyncio.sleep(self._rule(error))
 
     async def _probe(self) -> GroupHealth:
         try:
@@ -164,23 +184,26 @@ class TrainRecovery:
         self._history = self._history.add(now, supervision.window_s)
         return ruling.pause_s
 
-    async def _rebuild(self, error: RayrlError, taken: Sequence[BufferedGroup]) -> None:
-        start, before = time.monotonic(), self._progress.snapshot()
+    async def _rebuild(self, error: RayrlError, before: ProgressSnapshot, pending: list[BufferedGroup]) -> None:
+        """`before`: the counts at the loss. `pending`: groups out of the buffer, emptied once they are in it."""
+        start = time.monotonic()
         num_in_flight = await self._rollout_loop.hold()
+        self._num_lost += num_in_flight
         # Both use what is about to go: an evaluation of a version that is undone, a save of ranks that are gone.
         await self._evaluator.close()
         await self._checkpointer.close()
         await self._renew_group()
         checkpoint = await self._checkpointer.newest()
-        groups = sorted([*self._buffer.in_order(), *taken], key=lambda group: group.ticket)
+        groups = sorted([*self._buffer.in_order(), *pending], key=lambda group: group.ticket)
         remains = sort_out(groups, 0 if checkpoint is None else checkpoint.version)
         self._buffer.replace(remains.kept)
+        self._num_lost += len(remains.lost)
+        pending.clear()
         await self._checkpointer.restore_or_restart(checkpoint, held=remains.kept)
         record = await self._publisher.publish(self._progress.version)
         self._ledger.record_publication(record.published, step=self._progress.step)
         self._num_rebuilt += 1
         self._num_undone += before.step - self._progress.step
-        self._num_lost += num_in_flight + len(remains.lost)
         self._ledger.record_event(
             TRAINING_REBUILT,
             step=self._progress.step,

@@ -69,6 +69,16 @@ def test_run_ends_with_the_same_bits_when_a_training_worker_is_killed(chaos_mode
 
 
 @pytest.mark.slow
+def test_run_is_whole_when_training_workers_die_before_the_first_step(chaos_model: Path, tmp_path: Path) -> None:
+    config = small_config(chaos_model, tmp_path, "killed", driver__num_steps=2, training__parallel__data=2)
+    # Right after all actors are ready: in the restore, the rendezvous or the first publication, and in its repetition.
+    result, _ = run_and_kill(config, (0, "train-0"), (0, "train-1"))
+    assert (result.status, result.steps) == ("done", 2)
+    check_audit(config.run_dir)
+    assert len(outcomes(config.run_dir)) == 8
+
+
+@pytest.mark.slow
 def test_groups_of_versions_that_are_gone_are_sampled_again_and_counted(chaos_model: Path, tmp_path: Path) -> None:
     config = small_config(
         chaos_model, tmp_path, "killed", driver__num_steps=NUM_STEPS, driver__max_staleness=3, checkpoint__every=4

@@ -31,6 +31,20 @@ async def test_wait_raises_the_error_of_the_rollout_loop_when_it_fails_meanwhile
 
 
 @pytest.mark.asyncio
+async def test_wait_raises_an_interruption_once_and_not_one_that_is_forgotten() -> None:
+    buffer = GroupBuffer()
+    waiter = asyncio.create_task(buffer.wait(lambda b: len(b) >= 1, idle_s=30, waiting_for="a group"))
+    await asyncio.sleep(0)
+    buffer.interrupt(RuntimeError("train-0 died"))
+    with pytest.raises(RuntimeError, match="train-0 died"):
+        await waiter
+    buffer.interrupt(RuntimeError("train-1 died"))
+    buffer.forget_interruption()
+    with pytest.raises(TimeoutError, match="a group"):
+        await buffer.wait(lambda b: len(b) >= 1, idle_s=0.001, waiting_for="a group")
+
+
+@pytest.mark.asyncio
 async def test_wait_says_what_it_waited_for_when_no_group_arrives_in_time() -> None:
     buffer = GroupBuffer()
     with pytest.raises(TimeoutError, match=r"no group arrived for 0\.01 s: step 3 needs 4 groups; 0 buffered"):

@@ -137,6 +137,7 @@ class FakePublisher:
         self.group = group
         self.on_fault: Any = None
         self.brought_up = asyncio.Event()
+        self.failure: Exception | None = None
         self.has_weights = {member.name for member in group.members}
 
     @property
@@ -146,6 +147,8 @@ class FakePublisher:
     def forget_group(self) -> None: ...
 
     async def bring_up(self) -> None:
+        if self.failure is not None:
+            raise self.failure
         self.has_weights |= {member.name for member in self.group.members}
         self.brought_up.set()
 
@@ -208,6 +211,21 @@ async def test_dead_engine_is_replaced_given_weights_and_connected() -> None:
     metrics = stage.supervisor.metrics()
     assert (metrics["supervision/inference_faults"], metrics["supervision/inference_replaced"]) == (1, 1)
     assert metrics["supervision/engines_serving"] == 2
+
+
+@pytest.mark.asyncio
+async def test_run_goes_on_when_a_new_engine_gets_no_weights_since_the_trainer_died() -> None:
+    stage = Stage()
+    told: list[Exception] = []
+    stage.supervisor.on_push_failed = told.append
+    stage.publisher.failure = ActorDied("train-0 died")
+    await asyncio.sleep(0)
+    stage.engines.group.kill("inference-0")
+    await stage.until(lambda: bool(told))
+    await stage.until(lambda: bool(stage.workers.group.calls))
+    assert told == [stage.publisher.failure]
+    assert stage.kinds() == ["engine_lost", "member_started"]
+    await stage.close()
 
 
 @pytest.mark.asyncio
