@@ -123,7 +123,7 @@ class Stage:
             raise self.failures.pop(0)
         self.calls.append("publish")
         return PublicationRecord(
-            version=version, digest="", engines=("inference-0",), num_bytes=0, transfer_s=0.0, commit_s=0.0
+            version=version, digest="", acknowledged={"inference-0": ""}, num_bytes=0, transfer_s=0.0, commit_s=0.0
         )
 
     def record_publication(self, *args: Any, **more: Any) -> None: ...
