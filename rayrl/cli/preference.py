@@ -2,19 +2,19 @@
 
 import typer
 
-from rayrl.cli.arguments import ConfigPath, Overrides
+from rayrl.cli.arguments import ConfigPath, Overrides, ResumeFrom, parse_resume
 from rayrl.cli.config_file import load_preference_config
 from rayrl.cli.failure import naming_run_folder
 from rayrl.cli.summary import print_summary
 from rayrl.utils.logger import setup_logging
 
 
-def preference(config: ConfigPath, overrides: Overrides = None) -> None:
+def preference(config: ConfigPath, overrides: Overrides = None, resume: ResumeFrom = "never") -> None:
     """Train a model to prefer the better of two given answers (DPO, IPO)."""
     setup_logging()
     run_config = load_preference_config(config, overrides or [])
     from rayrl.driver.pairs import PreferenceRun
 
     with naming_run_folder(run_config.run_dir):
-        result = PreferenceRun(run_config).train()
+        result = PreferenceRun(run_config, resume=parse_resume(resume)).train()
     raise typer.Exit(print_summary("preference", result))

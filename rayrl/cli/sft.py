@@ -2,19 +2,19 @@
 
 import typer
 
-from rayrl.cli.arguments import ConfigPath, Overrides
+from rayrl.cli.arguments import ConfigPath, Overrides, ResumeFrom, parse_resume
 from rayrl.cli.config_file import load_sft_config
 from rayrl.cli.failure import naming_run_folder
 from rayrl.cli.summary import print_summary
 from rayrl.utils.logger import setup_logging
 
 
-def sft(config: ConfigPath, overrides: Overrides = None) -> None:
+def sft(config: ConfigPath, overrides: Overrides = None, resume: ResumeFrom = "never") -> None:
     """Fine-tune a model on prompts with answers."""
     setup_logging()
     run_config = load_sft_config(config, overrides or [])
     from rayrl.driver.sft import SFTRun
 
     with naming_run_folder(run_config.run_dir):
-        result = SFTRun(run_config).train()
+        result = SFTRun(run_config, resume=parse_resume(resume)).train()
     raise typer.Exit(print_summary("sft", result))

@@ -1,6 +1,6 @@
 """Runs on given answers: SFT on one, preference training and reward models on pairs of a better and a worse one."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -77,6 +77,9 @@ class PairEvalConfig(Section):
 class SupervisedRunConfig(RunFile):
     """What all runs on given answers have."""
 
+    loop_name: ClassVar[str]
+    """Name of the section of the loop."""
+
     model: ModelConfig
     """The model."""
     dataset: DatasetConfig
@@ -98,6 +101,8 @@ class SupervisedRunConfig(RunFile):
 
 class SFTRunConfig(SupervisedRunConfig):
     """Everything that `rayrl sft` needs: the prompts' `answer` is the completion that is learned."""
+
+    loop_name: ClassVar[str] = "sft"
 
     sft: SFTSection
     """The loop."""
@@ -123,6 +128,8 @@ class PairRunConfig(SupervisedRunConfig):
 class PreferenceRunConfig(PairRunConfig):
     """Everything that `rayrl preference` needs."""
 
+    loop_name: ClassVar[str] = "preference"
+
     preference: PreferenceSection
     """The loop and its loss."""
 
@@ -134,6 +141,8 @@ class PreferenceRunConfig(PairRunConfig):
 
 class RewardModelRunConfig(PairRunConfig):
     """Everything that `rayrl reward-model` needs."""
+
+    loop_name: ClassVar[str] = "reward_model"
 
     reward_model: RewardModelSection
     """The loop and its loss."""

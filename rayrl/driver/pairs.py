@@ -9,6 +9,7 @@ from rayrl.datasets.registry import load_source
 from rayrl.driver.fleet import Fleet
 from rayrl.driver.preflight import check_pair_run
 from rayrl.driver.result import RunResult
+from rayrl.driver.resume import Resume
 from rayrl.driver.supervised import SupervisedRun
 from rayrl.rollout.pair_examples import PairEncoding
 from rayrl.training.settings import TrainWorkerSettings
@@ -18,23 +19,27 @@ from rayrl.types.prompt import Prompt
 class PreferenceRun:
     """Preference training of a policy; the result is exported as a model folder below `<run_dir>/export`."""
 
-    def __init__(self, config: PreferenceRunConfig) -> None:
+    def __init__(self, config: PreferenceRunConfig, resume: Resume = "never") -> None:
+        """`resume` as in `Run`."""
         self._config = config
+        self._resume = resume
 
     def train(self) -> RunResult:
         """Run to the end in this thread. Errors as in `Run.train`."""
-        return SupervisedRun(self._config, PairTask(self._config)).train()
+        return SupervisedRun(self._config, PairTask(self._config), self._resume).train()
 
 
 class RewardModelRun:
     """Training of a reward model; the export is a model folder with a scalar head, for `reward.type: reward_model`."""
 
-    def __init__(self, config: RewardModelRunConfig) -> None:
+    def __init__(self, config: RewardModelRunConfig, resume: Resume = "never") -> None:
+        """`resume` as in `Run`."""
         self._config = config
+        self._resume = resume
 
     def train(self) -> RunResult:
         """Run to the end in this thread. Errors as in `Run.train`."""
-        return SupervisedRun(self._config, PairTask(self._config)).train()
+        return SupervisedRun(self._config, PairTask(self._config), self._resume).train()
 
 
 class PairTask:

@@ -7,6 +7,7 @@ from rayrl.config.supervised import SFTRunConfig
 from rayrl.driver.fleet import Fleet
 from rayrl.driver.preflight import check_sft_run
 from rayrl.driver.result import RunResult
+from rayrl.driver.resume import Resume
 from rayrl.driver.supervised import SupervisedRun
 from rayrl.training.settings import TrainWorkerSettings
 from rayrl.types.prompt import Prompt
@@ -15,12 +16,14 @@ from rayrl.types.prompt import Prompt
 class SFTRun:
     """One supervised run; the result is exported as a model folder below `<run_dir>/export`."""
 
-    def __init__(self, config: SFTRunConfig) -> None:
+    def __init__(self, config: SFTRunConfig, resume: Resume = "never") -> None:
+        """`resume` as in `Run`."""
         self._config = config
+        self._resume = resume
 
     def train(self) -> RunResult:
         """Run to the end in this thread. Errors as in `Run.train`."""
-        return SupervisedRun(self._config, _SFTTask(config=self._config)).train()
+        return SupervisedRun(self._config, _SFTTask(config=self._config), self._resume).train()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

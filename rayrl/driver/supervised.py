@@ -2,15 +2,18 @@
 
     prompt stream --prompts--> encoding worker --record batch (reference)--> train workers
 
-The next batch is encoded while the current one is trained on. What differs between the kinds of runs is a `Task`.
+The next batch is encoded while the current one is trained on; examples are accounted for once they are trained on, so
+that a checkpoint never runs ahead of the weights in it. What differs between the kinds of runs is a `Task`.
 """
 
 import asyncio
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rayrl.checkpoint.store import Checkpoint
 from rayrl.config.supervised import SupervisedRunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
@@ -18,8 +21,10 @@ from rayrl.driver.assembly import digest_of, resolved_yaml
 from rayrl.driver.fleet import Fleet, start_supervised_fleet
 from rayrl.driver.joining import joined_cluster
 from rayrl.driver.result import RunResult
+from rayrl.driver.resume import Resume, find_checkpoint
 from rayrl.driver.run_failure import keeping_failure, marking_start
 from rayrl.driver.stop_signal import StopSignal
+from rayrl.driver.supervised_checkpointer import SupervisedCheckpointer, SupervisedProgress
 from rayrl.errors import BudgetExhausted
 from rayrl.infra.placement_plan import plan_sft_placement
 from rayrl.tracking.metrics import Tracker
@@ -62,12 +67,35 @@ class Task(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Examples that are being encoded."""
+
+    prompts: list[Prompt]
+    reference: Any
+
+
+@dataclass(slots=True, kw_only=True)
+class _Course:
+    """The parts of a running run."""
+
+    fleet: Fleet
+    tracker: Tracker
+    stream: PromptStream
+    checkpointer: SupervisedCheckpointer
+    progress: SupervisedProgress
+    metrics: dict[str, float]
+    """Of the last step of this process."""
+
+
 class SupervisedRun:
     """One run; the result is exported as a model folder below `<run_dir>/export`."""
 
-    def __init__(self, config: SupervisedRunConfig, task: Task) -> None:
+    def __init__(self, config: SupervisedRunConfig, task: Task, resume: Resume = "never") -> None:
+        """`resume` as in `Run`."""
         self._config = config
         self._task = task
+        self._resume = resume
 
     def train(self) -> RunResult:
         """Run to the end in this thread. Errors as in `Run.train`."""
@@ -78,11 +106,13 @@ class SupervisedRun:
         for note in self._task.check():
             _LOGGER.info("%s", note)
         text = resolved_yaml(config)
-        folder = RunFolder.create(config.run_dir, text, digest_of(text), sys.argv, resume=False)
+        folder = RunFolder.create(config.run_dir, text, digest_of(text), sys.argv, resume=self._resume != "never")
         with folder, keeping_failure(folder):
-            return await self._in_cluster(folder)
+            checkpoint = await asyncio.to_thread(find_checkpoint, folder, config, self._resume)
+            folder.accept_resume()
+            return await self._in_cluster(folder, checkpoint)
 
-    async def _in_cluster(self, folder: RunFolder) -> RunResult:
+    async def _in_cluster(self, folder: RunFolder, checkpoint: Checkpoint | None) -> RunResult:
         config = self._config
         stop = StopSignal()
         async with joined_cluster(plan_sft_placement(config).total.get("CPU", 0.0), stop):
@@ -90,63 +120,95 @@ class SupervisedRun:
             try:
                 fleet = await start_supervised_fleet(config, self._task.settings)
                 try:
-                    return await self._train(fleet, folder, tracker, stop)
+                    course = self._course(fleet, folder, tracker)
+                    if checkpoint is not None:
+                        course.progress = await course.checkpointer.restore(checkpoint)
+                    return await self._train(course, folder, stop)
                 finally:
                     await fleet.close()
             finally:
                 tracker.close()
 
-    async def _train(self, fleet: Fleet, folder: RunFolder, tracker: Tracker, stop: StopSignal) -> RunResult:
-        loop = self._config.loop
-        dataset = self._config.dataset
+    def _course(self, fleet: Fleet, folder: RunFolder, tracker: Tracker) -> _Course:
+        config, dataset = self._config, self._config.dataset
         stream = PromptStream(
-            load_source(dataset), seed=self._config.run.seed, shuffle=dataset.shuffle, max_epochs=dataset.epochs
+            load_source(dataset), seed=config.run.seed, shuffle=dataset.shuffle, max_epochs=dataset.epochs
         )
+        checkpointer = SupervisedCheckpointer(
+            config=config,
+            folder=folder,
+            config_digest=digest_of(resolved_yaml(config)),
+            fleet=fleet,
+            stream=stream,
+        )
+        return _Course(
+            fleet=fleet,
+            tracker=tracker,
+            stream=stream,
+            checkpointer=checkpointer,
+            progress=SupervisedProgress(),
+            metrics={},
+        )
+
+    async def _train(self, course: _Course, folder: RunFolder, stop: StopSignal) -> RunResult:
+        loop, progress = self._config.loop, course.progress
         stop.begin()
-        losses: list[float] = []
-        metrics: dict[str, float] = {}
-        evaluations = [await self._task.evaluate(fleet)]
-        self._log(tracker, 0, evaluations[0])
+        if progress.before is None:
+            progress.before = await self._task.evaluate(course.fleet)
+            self._log(course.tracker, 0, dict(progress.before))
         try:
-            batch = self._encode(fleet, stream)
-            for step in range(1, loop.num_steps + 1):
-                current = batch
-                if step < loop.num_steps:
-                    batch = self._encode(fleet, stream)
-                start = time.monotonic()
-                result = await self._step(fleet, step, current)
-                metrics = {**result.metrics, "time/step_s": time.monotonic() - start}
-                losses.append(metrics["loss/total"])
-                is_last = stop.reason is not None or step == loop.num_steps
-                if is_last or self._task.is_due(step):
-                    evaluations.append(await self._task.evaluate(fleet))
-                    metrics |= evaluations[-1]
-                tracker.log(step, metrics)
-                if is_last:
-                    break
+            await self._steps(course, stop)
         finally:
             stop.uninstall()
-        await fleet.train.call_all(
-            "export_hf", str(folder.export), seconds=loop.deadlines.checkpoint_s, phase="export of the model folder"
-        )
-        before = {f"{name}_before": value for name, value in evaluations[0].items()}
+        if self._config.checkpoint.export_hf:
+            await course.fleet.train.call_all(
+                "export_hf", str(folder.export), seconds=loop.deadlines.checkpoint_s, phase="export of the model folder"
+            )
+        metrics = {**course.metrics, **{f"{name}_before": value for name, value in progress.before.items()}}
+        if progress.first_loss is not None:
+            metrics["loss/first"] = progress.first_loss
+        if "loss/total" in course.metrics:
+            metrics["loss/last"] = course.metrics["loss/total"]
         return RunResult(
-            status="stopped" if len(losses) < loop.num_steps else "done",
-            steps=len(losses),
-            metrics={**metrics, **before, "loss/first": losses[0], "loss/last": losses[-1]},
+            status="stopped" if progress.step < loop.num_steps else "done",
+            steps=progress.step,
+            metrics=metrics,
             run_dir=folder.path,
         )
+
+    async def _steps(self, course: _Course, stop: StopSignal) -> None:
+        """Train from where the run is to its end, or to a stop."""
+        num_steps, progress = self._config.loop.num_steps, course.progress
+        following = self._encode(course) if progress.step < num_steps else None
+        while following is not None:
+            batch, step = following, progress.step + 1
+            following = self._encode(course) if step < num_steps else None
+            start = time.monotonic()
+            result = await self._step(course.fleet, step, batch.reference)
+            metrics = {**result.metrics, "time/step_s": time.monotonic() - start}
+            for prompt in batch.prompts:
+                course.stream.account(prompt.id)
+            progress.step = step
+            if progress.first_loss is None:
+                progress.first_loss = metrics["loss/total"]
+            is_last = stop.reason is not None or step == num_steps
+            if is_last or self._task.is_due(step):
+                held_out = await self._task.evaluate(course.fleet)
+                course.checkpointer.note_evaluation(step, held_out)
+                metrics |= held_out
+            course.metrics = metrics | await course.checkpointer.save_if_due(progress, is_last=is_last)
+            course.tracker.log(step, course.metrics)
+            if is_last:
+                return
 
     def _log(self, tracker: Tracker, step: int, metrics: dict[str, float]) -> None:
         if metrics:
             tracker.log(step, metrics)
 
-    def _encode(self, fleet: Fleet, stream: PromptStream) -> Any:
-        """Return a reference to the next batch; a failure shows where the training workers take it."""
-        prompts = [stream.next_prompt() for _ in range(self._config.loop.batch_size)]
-        for prompt in prompts:
-            stream.account(prompt.id)
-        return self._task.encode(fleet, prompts)
+    def _encode(self, course: _Course) -> _Batch:
+        """Return the next examples; a failure to encode them shows where the training workers take them."""
+        prompts = [course.stream.next_prompt() for _ in range(self._config.loop.batch_size)]
+        return _Batch(prompts=prompts, reference=self._task.encode(course.fleet, prompts))
 
     async def _step(self, fleet: Fleet, step: int, batch: Any) -> TrainStepResult:
         seconds = self._config.loop.deadlines.step_s

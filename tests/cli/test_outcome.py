@@ -68,7 +68,7 @@ class FakeDriver:
         """Return a module with the names that the commands import."""
         module = ModuleType(name)
         module.Run = lambda config, resume: self._runner("run", config, resume)  # type: ignore[attr-defined]
-        module.SFTRun = lambda config: self._runner("sft", config, None)  # type: ignore[attr-defined]
+        module.SFTRun = lambda config, resume: self._runner("sft", config, resume)  # type: ignore[attr-defined]
         module.evaluate = lambda config, model: self._runner("eval", config, model).train()  # type: ignore[attr-defined]
         return module
 

@@ -10,8 +10,10 @@ import pytest
 import ray
 
 from rayrl import PreferenceRun, PreferenceRunConfig, RewardModelRun, RewardModelRunConfig, Run, RunConfig
+from rayrl.config.checkpoint import CheckpointConfig
 from rayrl.config.loader import parse_section
-from rayrl.errors import ConfigError, DatasetError, ModelError
+from rayrl.config.training import TrainingConfig
+from rayrl.errors import CheckpointError, ConfigError, DatasetError, ModelError
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -94,6 +96,30 @@ def test_preference_training_raises_the_margin_over_the_reference(model: Path, t
     rows = _metrics(result.run_dir)
     assert rows[-1]["pairs/margin"] > 0.05
     assert result.status == "done"
+
+
+def test_a_run_on_pairs_that_is_resumed_makes_the_same_steps_again(model: Path, tmp_path: Path) -> None:
+    def config(**changes: Any) -> PreferenceRunConfig:
+        found = _pairs(PreferenceRunConfig, "preference", model, tmp_path, num_steps=4)
+        assert isinstance(found, PreferenceRunConfig)
+        return found.model_copy(update={"checkpoint": CheckpointConfig(every=2, keep_last=3), **changes})
+
+    whole = PreferenceRun(config()).train()
+    weights = (whole.run_dir / "export" / "model.safetensors").read_bytes()
+    with pytest.raises(CheckpointError, match=r"training\.optimizer\.lr"):
+        PreferenceRun(config(training=parse_section(TrainingConfig, {"optimizer": {"lr": 1.0}})), resume="auto").train()
+    shorter = _pairs(PreferenceRunConfig, "preference", model, tmp_path, num_steps=3)
+    with pytest.raises(CheckpointError, match=r"preference\.num_steps=3 asks"):
+        PreferenceRun(shorter, resume="auto").train()
+
+    resumed = PreferenceRun(config(), resume=whole.run_dir / "checkpoints" / "step_000002").train()
+
+    steps = [(row["step"], row["loss/total"]) for row in _metrics(whole.run_dir) if "loss/total" in row]
+    assert [step for step, _ in steps] == [1, 2, 3, 4, 3, 4]
+    assert steps[4:] == steps[2:4], "the same pairs, weights, moments and rates as in the run that was not cut"
+    assert (whole.run_dir / "export" / "model.safetensors").read_bytes() == weights
+    names = ("eval/accuracy_before", "eval/margin_before", "loss/first", "eval/margin")
+    assert [resumed.metrics[name] for name in names] == [whole.metrics[name] for name in names]
 
 
 def test_a_dataset_without_worse_answers_is_refused_before_anything_starts(model: Path, tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ class FakeTrain:
         self.error: Exception | None = None
 
     async def call_all(self, method: str, *args: Any, seconds: float, phase: str) -> list[Any]:
+        if method == "load":
+            return [None]
         if method == "begin_save":
             self.folders.append(Path(args[0]))
             self.folders[-1].mkdir()
@@ -70,7 +72,7 @@ class FullDisk(Disk):
 
 
 class Bench:
-    def __init__(self, root: Path, **options: Any) -> None:
+    def __init__(self, root: Path, algorithm: dict[str, Any] | None = None, **options: Any) -> None:
         config = parse_section(
             RunConfig,
             {
@@ -84,6 +86,7 @@ class Bench:
                     "sampling": {"max_new_tokens": 4},
                 },
                 "driver": {"groups_per_step": 1, "num_steps": 9},
+                "algorithm": algorithm or {},
                 "training": {"optimizer": {"lr": 1e-3}},
                 "inference": {"engine": {"type": "scripted"}},
                 "checkpoint": {"every": 2, "keep_best": "eval/accuracy", **options},
@@ -259,3 +262,18 @@ async def test_copy_elsewhere_keeps_what_the_store_keeps(tmp_path: Path) -> None
         await bench.step(step)
         await bench.checkpointer.finish_writing()
     assert [path.name for path in (tmp_path / "copies").iterdir()] == ["step_000004"]
+
+
+async def test_an_adapted_kl_coefficient_comes_back_with_its_checkpoint(tmp_path: Path) -> None:
+    algorithm = {"kl": {"coef": 0.1, "adaptive": {"target": 0.02, "horizon": 100}}}
+    bench = Bench(tmp_path, algorithm)
+    bench.progress.kl_coef = 0.37
+    await bench.step(2)
+    await bench.checkpointer.finish_writing()
+    latest = bench.store.latest()
+    assert latest is not None
+    resumed = Bench(tmp_path, algorithm)
+
+    await resumed.checkpointer.restore(latest)
+
+    assert resumed.progress.kl_coef == 0.37
