@@ -16,7 +16,8 @@ def distillation_advantages(teacher_logprobs: Tensor, sampler_logprobs: Tensor, 
 
     Args:
         teacher_logprobs: [N, T] of the student's tokens under the teacher.
-        sampler_logprobs: [N, T] of the student that sampled them.
+        sampler_logprobs: [N, T] of the student: the one that is trained, which is the one that sampled where nothing is
+            stale. With importance weights between the two the gradient is then that of the KL of the trained student.
         loss_mask: [N, T] int or bool.
 
     NaN in a live position stays NaN.

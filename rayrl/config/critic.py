@@ -10,6 +10,8 @@ class CriticConfig(Section):
 
     lr: float | None = Field(default=None, gt=0)
     """Peak learning rate of the critic; `training.optimizer.lr` when empty."""
+    epochs: int = Field(default=1, gt=0)
+    """Passes of the critic over the batch of a training step; the policy makes one."""
     lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda of GAE: 0 trusts the critic for all but the next token, 1 takes whole returns."""
     gamma: float = Field(default=1.0, gt=0, le=1)

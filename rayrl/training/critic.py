@@ -1,7 +1,7 @@
 """The critic beside the policy: a model of its own with its own optimizer, on the same training workers.
 
-One step: values of the batch ─> advantages and returns by GAE, on tokens ─> one optimizer step of the critic for each
-of the policy's, on the same trajectories.
+One step: values of the batch ─> advantages and returns by GAE, on tokens ─> optimizer steps of the critic on the same
+trajectories as the policy's, `critic.epochs` times.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,10 +34,10 @@ class Critic:
         return replace(batch, values=self._engine.forward_values(batch))
 
     def train(self, batch: TrainBatch, parts: Sequence[TrainBatch]) -> dict[str, float]:
-        """Make one optimizer step on each part of the batch, which has values and returns; return metrics."""
+        """Make `epochs` optimizer steps on each part of the batch, which has values and returns; return metrics."""
         metrics = value_metrics(batch)
         loss_fn = ValueLoss(self._config.clip)
-        steps = [self._engine.train_step(part, loss_fn) for part in parts]
+        steps = [self._engine.train_step(part, loss_fn) for _ in range(self._config.epochs) for part in parts]
         return metrics | {
             "critic/loss": sum(step.loss for step in steps) / len(steps),
             "critic/grad_norm": sum(step.grad_norm for step in steps) / len(steps),
@@ -76,7 +76,7 @@ def make_critic(settings: TrainWorkerSettings, *, rank: int, world_size: int, de
             rank=rank,
             world_size=world_size,
             temperature=1.0,
-            num_steps=settings.num_steps,
+            num_steps=settings.num_steps * config.epochs,
             device=device,
             head="scalar",
         )

@@ -180,10 +180,15 @@ def objective_settings(config: AlgorithmConfig, kl_coef: float | None = None) ->
     )
 
 
-def assign_advantages(batch: TrainBatch, config: AlgorithmConfig) -> TrainBatch:
+def assign_advantages(
+    batch: TrainBatch, config: AlgorithmConfig, student_logprobs: FloatArray | None = None
+) -> TrainBatch:
     """Return the batch with advantages and, where a critic learns them, returns; the same on every rank.
 
     They are computed over the whole batch. `gae` needs values, `distillation` the teacher's logprobs.
+
+    Args:
+        student_logprobs: [sum T] of the policy that is trained, for `distillation`; that which sampled when None.
     """
     mask, critic = columns_mask(batch), config.critic
     advantages, returns = compute_advantages(
@@ -193,7 +198,7 @@ def assign_advantages(batch: TrainBatch, config: AlgorithmConfig) -> TrainBatch:
             loss_mask=mask,
             values=_columns(batch, batch.values),
             teacher_logprobs=_columns(batch, batch.teacher_logprobs),
-            sampler_logprobs=_columns(batch, batch.logprobs),
+            sampler_logprobs=_columns(batch, batch.logprobs if student_logprobs is None else student_logprobs),
             kl=_columns(batch, batch.token_penalties),
         ),
         AdvantageSettings(

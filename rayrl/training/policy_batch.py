@@ -45,7 +45,9 @@ def prepare_batch(
         metrics |= of_kl
     if critic is not None:
         batch = critic.add_values(batch)
-    batch = assign_advantages(batch, algorithm)
+    # How far the student is from its teacher now: samples of an older student would go on correcting what is corrected.
+    student = engine.forward_logprobs(batch) if algorithm.advantage == "distillation" else None
+    batch = assign_advantages(batch, algorithm, student)
     num_truncated = 0
     if algorithm.shaping.mask_truncated:
         batch, num_truncated = mask_truncated(batch)
@@ -54,7 +56,7 @@ def prepare_batch(
         batch = replace(batch, ref_logprobs=engine.forward_logprobs(batch, reference=True))
     if settings.minibatches > 1 and algorithm.proximal == "recompute":
         # Later optimizer steps of this batch move away from the policy that the clip is centred on.
-        batch = replace(batch, proximal_logprobs=engine.forward_logprobs(batch))
+        batch = replace(batch, proximal_logprobs=engine.forward_logprobs(batch) if student is None else student)
     metrics |= distillation_metrics(batch)
     return batch, metrics | {
         "train/masked_truncated_trajectories": float(num_truncated),

@@ -99,6 +99,17 @@ def test_the_critic_makes_as_many_optimizer_steps_as_the_policy(llama_folder: Pa
     assert worker._critic._engine.status().optimizer_steps == worker.status().optimizer_steps == 3
 
 
+def test_a_critic_with_epochs_makes_its_steps_that_often_within_a_schedule_as_much_longer(llama_folder: Path) -> None:
+    worker = _worker(llama_folder, num_steps=2, minibatches=1, epochs=4)
+
+    _step(worker)
+
+    assert worker._critic is not None
+    assert worker._critic._engine.status().optimizer_steps == 4
+    assert worker.status().optimizer_steps == 1
+    assert worker._critic._engine._num_steps == 8
+
+
 def test_a_saved_worker_brings_its_critic_back(llama_folder: Path, tmp_path: Path) -> None:
     worker = _worker(llama_folder)
     _step(worker, 1)

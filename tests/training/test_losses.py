@@ -10,7 +10,15 @@ from samples import make_engine, random_batch
 
 from rayrl.algorithms.rloo import rloo_advantages
 from rayrl.config.algorithm import AlgorithmConfig, ImportanceConfig, KLConfig
-from rayrl.training.losses import LossView, PolicyLoss, SupervisedLoss, batch_advantages, objective_settings
+from rayrl.training.batch import TrainBatch
+from rayrl.training.losses import (
+    LossView,
+    PolicyLoss,
+    SupervisedLoss,
+    assign_advantages,
+    batch_advantages,
+    objective_settings,
+)
 
 
 def _view(**changes: torch.Tensor | None) -> LossView:
@@ -103,3 +111,46 @@ def test_advantages_of_distillation_have_the_mean_over_the_step_as_baseline() ->
     gap = teacher[live] - batch.logprobs[live]
     np.testing.assert_allclose(advantages[live], gap - gap.mean(), rtol=1e-5, atol=1e-5)
     assert not advantages[~live].any()
+
+
+@pytest.mark.parametrize("student", [[0.5, 0.25, 0.125, 0.125], [0.3, 0.3, 0.2, 0.2]], ids=["fresh", "stale"])
+def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl_of_the_student(student: list[float]) -> None:
+    """Every token as often as the sampler takes it, so that means over the batch are expectations."""
+    sampler = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    teacher = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
+    tokens = torch.tensor([0, 0, 0, 0, 1, 1, 2, 3])
+    logits = torch.tensor(student).log().requires_grad_()
+    logprobs = torch.log_softmax(logits, -1)
+    config = AlgorithmConfig(preset="distillation")
+    batch = TrainBatch(
+        tokens=_flat(torch.zeros(8), tokens).astype(np.int32),
+        loss_mask=_flat(torch.zeros(8), torch.ones(8)).astype(np.uint8),
+        logprobs=_flat(torch.zeros(8), sampler.log()[tokens]),
+        versions=np.zeros(16, dtype=np.int32),
+        offsets=np.arange(0, 17, 2),
+        rewards=np.zeros(8, dtype=np.float32),
+        group_ids=np.arange(8),
+        teacher_logprobs=_flat(torch.zeros(8), teacher[tokens]),
+    )
+
+    assigned = assign_advantages(batch, config, _flat(torch.zeros(8), logprobs.detach()[tokens]))
+    assert assigned.advantages is not None
+    view = _view(
+        logprobs=logprobs[tokens][:, None],
+        sampler_logprobs=sampler.log()[tokens][:, None],
+        advantages=torch.from_numpy(assigned.advantages[1::2])[:, None],
+        loss_mask=torch.ones(8, 1, dtype=torch.bool),
+    )
+    PolicyLoss(config, 16)(view, 8.0)[0].backward()
+
+    exact = torch.tensor(student).log().requires_grad_()
+    now = torch.log_softmax(exact, -1)
+    (now.exp() * (now - teacher)).sum().backward()
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, exact.grad, rtol=1e-4, atol=1e-6)
+
+
+def _flat(prompt: torch.Tensor, sampled: torch.Tensor) -> np.ndarray:
+    """Return [2 N]: of each trajectory one value for its prompt and one for the token that it sampled."""
+    pairs: np.ndarray = torch.stack((prompt, sampled.float()), 1).reshape(-1).numpy()
+    return pairs

@@ -23,6 +23,7 @@ from rayrl.infra.rendezvous import RendezvousAddress
 from rayrl.training.batch import TrainBatch, batch_from_arrow
 from rayrl.training.kl_reward import penalise_kl
 from rayrl.training.losses import LossView, PolicyLoss, batch_advantages
+from rayrl.training.policy_batch import prepare_batch
 from rayrl.training.shaping import reward_parts
 from rayrl.training.step import TrainStepRequest
 from rayrl.training.token_columns import columns_mask, to_columns
@@ -359,3 +360,18 @@ def test_choice_over_a_view_is_none_for_objectives_that_choose_nothing() -> None
     assert not loss_fn.chooses_tokens
     assert loss_fn.choose_tokens(view) is None
     assert select_tokens(loss_fn.inputs(view), loss_fn._settings) is None
+
+
+def test_distillation_compares_the_teacher_with_the_student_that_is_trained(llama_folder: Path) -> None:
+    algorithm = AlgorithmConfig(preset="distillation")
+    settings, engine = worker_settings(llama_folder, algorithm=algorithm), make_engine(llama_folder)
+    # A teacher that agrees with the policy that sampled: nothing would be left to learn if that one were compared.
+    groups = [group.append_column("teacher_logprobs", group["logprobs"]) for group in random_groups(version=1)]
+
+    batch, _ = prepare_batch(engine, groups, TrainStepRequest(step=1, version=3, min_version=None), algorithm, settings)
+
+    live = batch.loss_mask != 0
+    gap = batch.logprobs[live] - engine.forward_logprobs(batch)[live]
+    assert batch.advantages is not None
+    assert np.abs(gap - gap.mean()).max() > 0.1
+    np.testing.assert_allclose(batch.advantages[live], gap - gap.mean(), rtol=1e-4, atol=1e-4)
