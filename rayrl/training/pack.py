@@ -121,7 +121,8 @@ def _with_padding(output: Tensor, length: int) -> Tensor:
 
 def _has_varlen_kernel(query: Tensor, pack: Pack, options: dict[str, Any]) -> bool:
     half = query.dtype in (torch.float16, torch.bfloat16)
-    return query.device.type == "cuda" and half and not pack.has_masks and not options.get("dropout")
+    plain = not pack.has_masks and not options.get("dropout") and options.get("softcap") is None
+    return query.device.type == "cuda" and half and plain
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, pack: Pack, scaling: float | None, window: int | None) -> Tensor:

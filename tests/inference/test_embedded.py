@@ -245,25 +245,27 @@ async def test_start_raises_what_the_model_says_when_it_cannot_be_loaded(make_en
 
 
 async def test_model_with_another_kind_of_attention_is_refused_at_the_start():
-    from transformers import MistralConfig, MistralForCausalLM
+    from transformers import GptOssConfig, GptOssForCausalLM
 
     from rayrl.inference.slot_attention import ATTENTION_NAME, register_slot_attention
 
     register_slot_attention()
-    config = MistralConfig(
+    config = GptOssConfig(
         vocab_size=17,
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=2,
-        sliding_window=4,
+        head_dim=16,
+        num_local_experts=2,
+        num_experts_per_tok=1,
         attn_implementation=ATTENTION_NAME,
     )
     model = EmbeddedModel(
-        lambda: LoadedModel(model=MistralForCausalLM(config).eval(), max_context=16, eos_token_ids=(), decode=None),
+        lambda: LoadedModel(model=GptOssForCausalLM(config).eval(), max_context=16, eos_token_ids=(), decode=None),
         max_batch_size=2,
     )
 
-    with pytest.raises(ModelError, match="sliding_window"):
+    with pytest.raises(ModelError, match="s_aux"):
         model.open()

@@ -19,7 +19,7 @@ _SIZES = {
     "initializer_range": 0.2,
 }
 _EXTRA: dict[str, dict[str, Any]] = {
-    "Gemma2": {"query_pre_attn_scalar": 8, "attn_logit_softcapping": None},
+    "Gemma2": {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 1.5, "sliding_window": 6},
     "Granite": {"logits_scaling": 4.0},
     "Cohere": {"logit_scale": 0.5},
     "GPTNeoX": {"num_key_value_heads": 4},

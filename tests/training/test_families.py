@@ -96,15 +96,15 @@ def _sample(model: EmbeddedModel, num_steps: int) -> list[Trajectory]:
     ]
 
 
-_SERVED = [(name, tied) for name, tied, window in _CASES if window is None and name != "Gemma2"]
-"""Gemma 2 has windows in any case, which the embedded engine does not run."""
-
-
-@pytest.mark.parametrize(("name", "tied"), _SERVED, ids=[f"{name}{'-tied' if tied else ''}" for name, tied in _SERVED])
+@pytest.mark.parametrize(
+    ("name", "tied", "window"),
+    _CASES,
+    ids=[f"{name}{'-tied' if tied else ''}{'-window' if window else ''}" for name, tied, window in _CASES],
+)
 def test_the_embedded_engine_takes_the_published_weights_and_reports_the_same_logprobs(
-    name: str, tied: bool, tmp_path: Path
+    name: str, tied: bool, window: int | None, tmp_path: Path
 ) -> None:
-    folder = write_family(tmp_path / name, name, tied=tied)
+    folder = write_family(tmp_path / name, name, tied=tied, window=window)
     engine = make_engine(folder)
     engine.train_step(random_batch(num_groups=2, seed=8), SupervisedLoss())
     served = _embedded(folder)

@@ -11,6 +11,7 @@ from samples import make_engine, random_batch, training_config, trajectory
 
 from rayrl.errors import ModelError
 from rayrl.models.loading import load_causal_lm
+from rayrl.training.attention import attention as sdpa
 from rayrl.training.batch import batch_from_arrow
 from rayrl.training.collate import collate
 from rayrl.training.logprobs import HeadSettings
@@ -160,3 +161,10 @@ def test_other_families_pass_the_check_of_their_head(name: str) -> None:
 )
 def test_prompts_are_shared_only_without_sliding_windows(name: str, expected: bool) -> None:
     assert can_share_prompts(_tiny(name)) is expected
+
+
+def test_attention_with_sinks_is_refused_by_name() -> None:
+    states = torch.zeros(1, 2, 3, 4)
+
+    with pytest.raises(ModelError, match=r"Linear uses s_aux.*training.engine.attention=sdpa"):
+        sdpa(torch.nn.Linear(1, 1), states, states, states, None, s_aux=torch.zeros(2))
