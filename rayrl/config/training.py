@@ -1,6 +1,6 @@
 """The training engine: layout, optimizer, schedule and micro-batches."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -101,6 +101,18 @@ class LoraConfig(Section):
         default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
     )
     """Linear layers that get an adapter, by the last part of their names; each must match at least one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_dropout(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "dropout" not in data:
+            return data
+        if data["dropout"]:
+            raise ValueError(
+                f"training.lora.dropout={data['dropout']} would make the logprobs of one and the same weights differ "
+                f"from one pass to the next, which ratios and probes rely on; adapters have none: leave it out"
+            )
+        return {name: value for name, value in data.items() if name != "dropout"}
 
 
 class OptimizerConfig(Section):

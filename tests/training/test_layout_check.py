@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from samples import training_config
 
-from rayrl.config.training import ParallelConfig
+from rayrl.config.training import LoraConfig, ParallelConfig, TrainingConfig
 from rayrl.errors import ConfigError, EngineError
 from rayrl.models.shape import ModelShape, read_model_shape
 from rayrl.training.layout_check import check_layout, describe_layout
@@ -92,6 +92,26 @@ def test_offload_is_refused_for_one_worker_and_taken_for_two() -> None:
 def test_axes_that_contradict_each_other_are_refused_by_the_config(axes: dict[str, int], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         ParallelConfig(**axes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lora": {}, "parallel": {"tensor": 2}}, r"lora does not go with training.parallel.tensor=2.*raise.*data"),
+        ({"lora": {"dropout": 0.1}}, r"training.lora.dropout=0.1 would make the logprobs.*differ"),
+        (
+            {"engine": {"type": "deepspeed"}, "parallel": {"context": 2}},
+            r"deepspeed has the axis data only, but training.parallel sets \{'context': 2\}; .*type=fsdp",
+        ),
+    ],
+)
+def test_what_an_engine_or_adapters_cannot_do_is_refused_by_the_config(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TrainingConfig.model_validate({"optimizer": {"lr": 1e-3}} | changes)
+
+
+def test_a_dropout_of_nothing_is_taken() -> None:
+    assert LoraConfig.model_validate({"dropout": 0.0, "r": 4}).r == 4
 
 
 def test_axes_that_do_not_multiply_to_the_size_of_the_group_are_refused() -> None:
