@@ -34,6 +34,7 @@ from rayrl.training.engine import TrainEngineSettings
 from rayrl.training.losses import SupervisedLoss
 from rayrl.training.registry import make_train_engine
 
+PARTS = ("one-rank", "two-ranks", "packing")
 BATCH_ROWS = 8
 TIMEOUT_S = 280.0
 Step = Callable[[], None]
@@ -158,6 +159,9 @@ class Contestant:
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the model is loaded."""
         for pipe in self._pipes:
             self._receive(pipe)
 
@@ -171,10 +175,13 @@ class Contestant:
 
     def close(self) -> None:
         """End the processes."""
-        for pipe in self._pipes:
-            pipe.send(False)
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            if process.is_alive():
+                pipe.send(False)
         for process in self._processes:
-            process.join(TIMEOUT_S)
+            process.join(10.0)
+            if process.is_alive():
+                process.kill()
 
     def _receive(self, pipe: Connection) -> Any:
         if not pipe.poll(TIMEOUT_S):
@@ -199,16 +206,9 @@ def contestants_of(part: str, common: dict[str, Any]) -> dict[str, dict[str, Any
     return {"plain loop": plain} | {name: layout | {"engine": engine} for name, engine in engines.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("one-rank", "two-ranks", "packing"))
-    parser.add_argument("--model", default="models/smollm2-135m-instruct")
-    parser.add_argument("--tokens", type=int, default=1200, help="tokens of one step")
-    parser.add_argument("--micro-batch-tokens", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    lengths = lengths_of(arguments.part, arguments.tokens)
+def run_part(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Let the sides of a comparison take turns; print and return their tokens per second."""
+    lengths = lengths_of(part, arguments.tokens * (2 if part == "two-ranks" else 1))
     config = json.loads((Path(arguments.model) / "config.json").read_text(encoding="utf-8"))
     common = {
         "model": arguments.model,
@@ -217,26 +217,42 @@ def main() -> None:
     }
     load_before = os.getloadavg()[0]
     trained = sum(lengths) - len(lengths)
+    sides: list[Contestant] = []
     with tempfile.TemporaryDirectory() as folder:
-        sides = [
-            Contestant(name, options, lengths, Path(folder))
-            for name, options in contestants_of(arguments.part, common).items()
-        ]
-        for number in range(arguments.rounds + 1):
+        try:
+            for name, options in contestants_of(part, common).items():
+                sides.append(Contestant(name, options, lengths, Path(folder)))
             for side in sides:
-                side.run(keep=number > 0)  # the first step makes the optimizer's moments
-        for side in sides:
-            side.close()
+                side.wait_until_ready()
+            for number in range(arguments.rounds + 1):
+                for side in sides:
+                    side.run(keep=number > 0)  # the first step makes the optimizer's moments
+        finally:
+            for side in sides:
+                side.close()
     rates = {side.name: trained / statistics.median(side.seconds) for side in sides}
     base = rates[sides[0].name]
-    print(f"{arguments.part}: {len(lengths)} sequences, {trained} trained tokens a step, load before {load_before:.1f}")
+    print(f"{part}: {len(lengths)} sequences, {trained} trained tokens a step, load before {load_before:.1f}")
     for side in sides:
         seconds = ", ".join(f"{value:.2f}" for value in side.seconds)
         print(f"{side.name:20s} {rates[side.name]:8.1f} tokens/s   {rates[side.name] / base:5.2f}   ({seconds} s)")
-    if arguments.output is not None:
-        result = {"part": arguments.part, "tokens_per_s": rates, "seconds": {side.name: side.seconds for side in sides}}
-        arguments.output.write_text(json.dumps(result, indent=1), encoding="utf-8")
     sys.stdout.flush()
+    return {"load_before": load_before, "tokens_per_s": rates, "seconds": {side.name: side.seconds for side in sides}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=(*PARTS, "all"), nargs="?", default="all")
+    parser.add_argument("--model", default="models/smollm2-135m-instruct")
+    parser.add_argument("--tokens", type=int, default=1200, help="tokens of one step and rank")
+    parser.add_argument("--micro-batch-tokens", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    parts = PARTS if arguments.part == "all" else (arguments.part,)
+    results = {part: run_part(part, arguments) for part in parts}
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
