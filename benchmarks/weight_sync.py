@@ -33,9 +33,12 @@ from rayrl.config.transfer import TransferConfig
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.settings import EngineSettings
 from rayrl.infra.actor_group import ActorGroup
-from rayrl.infra.bucket_stream import bucket_digest, pack_buckets, packing_buffers
+from rayrl.infra.bucket_stream import BucketDigests
 from rayrl.infra.buckets import plan_buckets
 from rayrl.infra.collective_group import CollectiveGroup
+from rayrl.infra.message_source import MessageSource
+from rayrl.infra.messages import MessageSizes, plan_messages
+from rayrl.infra.phase_times import PhaseTimes
 from rayrl.infra.publication import Publication, verify
 from rayrl.infra.weight_manifest import WeightManifest, checked_tensors
 from rayrl.infra.weight_route import RouteKind, route_kind
@@ -75,6 +78,9 @@ class Switching:
         # Touched, so that no page is made while it is measured.
         self._buffer = torch.ones(num_bytes, dtype=torch.uint8)
 
+    def nothing(self) -> None:
+        pass
+
     def broadcast_all(self) -> None:
         self._raw.broadcast(self._buffer, 0)
 
@@ -90,24 +96,26 @@ class Sender(Switching, TrainWorker):
     """The trainer; its methods run one at a time."""
 
     def stages(self, version: int) -> dict[str, float]:
-        """Return the seconds of each stage of sending, alone."""
+        """Return the seconds of each pass over the bytes, alone."""
         manifest = self.weight_manifest(version)
-        buckets = plan_buckets(manifest.tensors, manifest.bucket_bytes)
-
-        def tensors() -> Any:
-            return self._ready_engine.weight_tensors(self._settings.model.dtype)
-
-        def pack() -> None:
-            packed = pack_buckets(
-                buckets, checked_tensors(manifest, tensors()), packing_buffers(buckets, torch.device("cpu"))
-            )
-            for _ in packed:
-                pass
-
+        messages = plan_messages(plan_buckets(manifest.tensors, manifest.bucket_bytes), MessageSizes())
+        times = PhaseTimes()
+        tensors = self._ready_engine.weight_tensors(self._settings.model.dtype)
+        source = MessageSource(
+            checked_tensors(manifest, tensors), device=torch.device("cpu"), num_buffers=3, times=times
+        )
+        digests = BucketDigests(len(manifest.tensors))
+        for message, part in zip(messages, source.of(messages), strict=True):
+            with times.of("digest"):
+                digests.add(message.bucket, part)
+        copy = torch.empty_like(self._buffer)
+        touch = _seconds(lambda: copy.fill_(1))
         return {
-            "gather": _seconds(lambda: [None for _ in tensors()]),
-            "gather and pack": _seconds(pack),
-            "digest": _seconds(lambda: [bucket_digest(self._buffer[b.start : b.start + b.num_bytes]) for b in buckets]),
+            **times.seconds,
+            "copy all": _seconds(lambda: copy.copy_(self._buffer)),
+            "first touch of as much": touch,
+            "messages": float(len(messages)),
+            "packed share": sum(m.num_bytes for m in messages if not m.is_direct) / manifest.num_bytes,
         }
 
 
@@ -188,6 +196,7 @@ class Bench:
         self.version += 1
         marks = [time.perf_counter()]
         manifest = await self._sender("weight_manifest", self.version)
+        described = time.perf_counter()
         await self._engines("prepare", manifest)
         marks.append(time.perf_counter())
         if route_kind(route) is RouteKind.COLLECTIVE:
@@ -204,19 +213,31 @@ class Bench:
         marks.append(time.perf_counter())
         times = await self._engines("commit", self.version)
         marks.append(time.perf_counter())
+        phases = {f"sender {name}": seconds for name, seconds in sent.times.items()}
+        phases |= {f"engine {name}": max(ack.times.get(name, 0.0) for ack in acks) for name in acks[0].times}
         del acks
-        await self._sender("release_weights", self.version)
+        if route_kind(route) is RouteKind.STORED:
+            await self._sender("release_weights", self.version)
         marks.append(time.perf_counter())
         return {
             "total": marks[-1] - marks[0],
-            "prepare": marks[1] - marks[0],
+            "manifest": described - marks[0],
+            "prepare": marks[1] - described,
             "transfer": marks[2] - marks[1],
             "of it send": stored - marks[1],
             "commit": marks[3] - marks[2],
             "release": marks[4] - marks[3],
             "load": max(item.load_s for item in times),
             "pause": max(item.pause_s for item in times),
+            **phases,
         }
+
+    async def round_trip(self) -> float:
+        """Return the seconds of a call to each actor that does nothing."""
+        start = time.perf_counter()
+        await self._sender("nothing")
+        await self._engines("run_raw", "nothing")
+        return time.perf_counter() - start
 
     async def raw(self, method: str, *args: Any) -> float:
         start = time.perf_counter()
@@ -304,10 +325,7 @@ async def measure(bench: Bench, rounds: int, routes: tuple[str, ...]) -> dict[st
             for name, value in found.items():
                 seconds.setdefault(name, []).append(value)
         print(f"round {number}: " + ", ".join(f"{name} {value:.3f} s" for name, value in found.items()), flush=True)
-    for route, rows in phases.items():
-        print(f"{route}: " + ", ".join(f"{name} {value:.3f}" for name, value in _medians(rows).items()), flush=True)
-    stages = [await bench._sender("stages", 0) for _ in range(3)]
-    print("alone: " + ", ".join(f"{name} {value:.3f}" for name, value in _medians(stages).items()), flush=True)
+    stages = [{**await bench._sender("stages", 0), "two calls": await bench.round_trip()} for _ in range(3)]
     pauses = [await bench.pause_while_generating(routes[0]) for _ in range(3)]
     assert bench.manifest is not None
     return {
@@ -337,9 +355,11 @@ def table(result: dict[str, Any]) -> str:
         least = min(result["seconds"][name])
         shares = f"{ratios[0]:7.2f} {ratios[1]:16.2f} {ratios[2]:13.2f}"
         lines.append(f"{name:<34} {value:7.3f} {least:7.3f} {megabytes / value:7.0f} {shares}")
-    for route, phases in {**result["phases"], "while generating": result["while_generating"]}.items():
-        lines += ["", f"{route}: " + ", ".join(f"{name} {value:.3f}" for name, value in phases.items())]
-    lines += ["", "alone: " + ", ".join(f"{name} {value:.3f}" for name, value in result["stages_alone"].items())]
+    lines += ["", "where it goes (s; sender and engine work at the same time where the route is collective)"]
+    rows = {**result["phases"], "while generating": result["while_generating"], "alone": result["stages_alone"]}
+    lines += [
+        f"{name}: " + ", ".join(f"{phase} {value:.3f}" for phase, value in row.items()) for name, row in rows.items()
+    ]
     return "\n".join(lines)
 
 

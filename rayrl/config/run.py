@@ -141,6 +141,7 @@ class RunConfig(RunFile):
                 f"model.max_context={context}"
             )
         self._check_cuda_ipc()
+        self._check_adapters()
         self._check_engine_abilities()
         if self.placement.mode == "colocated" and self.inference.num_engines != parallel.world_size:
             raise ValueError(
@@ -185,6 +186,22 @@ class RunConfig(RunFile):
                     f"evaluation.sampling.{name} is set, which inference.engine.type={engine.type} does not do; leave "
                     f"it at {NEUTRAL_SAMPLING[name]}, or use inference.engine.type=vllm"
                 )
+
+    def _check_adapters(self) -> None:
+        if self.transfer.lora == "merged":
+            return
+        if self.training.lora is None:
+            raise ValueError(
+                "transfer.lora=adapters sends the adapters of training.lora, which is not set; set it, or "
+                "transfer.lora=merged"
+            )
+        if self.transfer.backend in ("disk", "cuda_ipc"):
+            raise ValueError(
+                f"transfer.lora=adapters does not go with transfer.backend={self.transfer.backend}, whose readers take "
+                f"whole weights; set transfer.lora=merged or another backend"
+            )
+        if self.inference.engine.type == "scripted":
+            raise ValueError("transfer.lora=adapters needs an engine with weights; set transfer.lora=merged")
 
     def _check_cuda_ipc(self) -> None:
         if self.transfer.backend != "cuda_ipc":

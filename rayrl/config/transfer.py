@@ -13,6 +13,10 @@ class TransferConfig(Section):
     backend: Literal["auto", "gloo", "nccl", "object_store", "disk", "cuda_ipc"] = "auto"
     """`auto` is nccl if both sides have GPUs of their own, else gloo. `object_store` is Ray's; `disk` is a folder that
     engines outside the cluster can read, too; `cuda_ipc` is for engines that share a GPU with a training worker."""
+    lora: Literal["merged", "adapters"] = "merged"
+    """With `training.lora`: send whole weights with the adapters added to them, or the adapters alone, about a
+    hundredth of the bytes. Engines then add them, each version anew, to the weights of the model folder, of which they
+    keep a copy in host memory; not with the backends `disk` and `cuda_ipc`."""
     bucket_bytes: int = Field(default=64 * 1024 * 1024, ge=1024)
     """Bytes that are sent and digested at once; larger tensors are split."""
     probe_every: int = Field(default=10, ge=0)

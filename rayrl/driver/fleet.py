@@ -107,6 +107,7 @@ async def _start_around(
         transfer=resolved_transfer(config),
         seed=config.run.seed,
         deterministic=config.run.deterministic,
+        lora=config.training.lora if config.transfer.lora == "adapters" else None,
         recording=collective_recording(config),
     )
     eval_reward = None if config.evaluation is None else config.evaluation.reward

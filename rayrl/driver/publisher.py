@@ -21,7 +21,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rayrl.checkpoint.ledger import PublishedVersion
@@ -38,6 +38,7 @@ from rayrl.infra.weight_route import RouteKind, route_kind
 from rayrl.utils.logger import get_logger
 
 if TYPE_CHECKING:
+    from rayrl.infra.weight_route import SentWeights
     from rayrl.infra.weight_transfer import WeightManifest
 
 _LOGGER = get_logger("driver.publisher")
@@ -68,6 +69,8 @@ class PublicationRecord:
     """Of the slowest engine, putting the weights into its model."""
     pause_s: float = 0.0
     """Of the slowest engine, sampling nothing."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of single phases: `prepare`, `send_...` of the trainer, `receive_...` of the slowest engine."""
     missing: tuple[str, ...] = ()
     """Engines that took part and failed; they are replaced."""
 
@@ -82,6 +85,25 @@ class PublicationRecord:
         return PublishedVersion(
             version=self.version, sent=self.digest, acknowledged=self.acknowledged, missing=self.missing
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moved:
+    """A transfer that ended: not verified yet."""
+
+    digests: tuple[str, ...]
+    """Of the trainer."""
+    acks: tuple[EngineAck, ...]
+    phases: Mapping[str, float]
+    """See `PublicationRecord.phases`."""
+
+    @classmethod
+    def of(cls, sent: "SentWeights", acks: Sequence[EngineAck]) -> "_Moved":
+        phases = {f"send_{name}": seconds for name, seconds in sent.times.items()}
+        for ack in acks:
+            for name, seconds in ack.times.items():
+                phases[f"receive_{name}"] = max(phases.get(f"receive_{name}", 0.0), seconds)
+        return cls(digests=sent.digests, acks=tuple(acks), phases=phases)
 
 
 class Publisher:
@@ -199,7 +221,7 @@ class Publisher:
         publication = Publication(version=version, engines=engines)
         start = time.monotonic()
         try:
-            manifest, sent, acks = await self._transfer(publication)
+            manifest, moved = await self._transfer(publication)
         except Aborted as aborted:
             publication.move(PublicationState.ABORTED)
             await self._clean_up(version, engines, aborted.culprits)
@@ -222,21 +244,20 @@ class Publisher:
         self._serving |= dict.fromkeys(committed, version)
         return PublicationRecord(
             version=version,
-            digest=_whole(sent),
-            acknowledged={name: _whole(acks[name]) for name in committed},
+            digest=_whole(moved.digests),
+            acknowledged={ack.engine: _whole(ack.digests) for ack in moved.acks if ack.engine in committed},
             num_bytes=sum(spec.num_bytes for spec in manifest.tensors),
             transfer_s=transferred - start,
             commit_s=committed_at - transferred,
             load_s=max((item.load_s for item in times), default=0.0),
             pause_s=max((item.pause_s for item in times), default=0.0),
+            phases=moved.phases,
             missing=tuple(failed),
         )
 
-    async def _transfer(
-        self, publication: Publication
-    ) -> "tuple[WeightManifest, tuple[str, ...], Mapping[str, tuple[str, ...]]]":
-        """Stage the version on every engine; return the manifest, the digests of what was sent, and those of what
-        arrived by engine. `Aborted` where that fails."""
+    async def _transfer(self, publication: Publication) -> "tuple[WeightManifest, _Moved]":
+        """Stage the version on every engine; return the manifest, the digests of what was sent and of what arrived, and
+        the times. `Aborted` where that fails."""
         version, engines = publication.version, publication.engines
         name = f"publication of version {version}"
         if self._is_collective and self._joined != tuple(engines):
@@ -248,12 +269,14 @@ class Publisher:
         except RayrlError as error:
             raise Aborted(error, {}, is_fatal=True) from error
         manifest: WeightManifest = manifests[0]
+        start = time.monotonic()
         outcomes = await self._ask(engines, "prepare", manifest, phase=f"{name}: prepare")
         check_outcomes(outcomes, sender=self._train.name, is_first=self.version is None)
         publication.move(PublicationState.TRANSFER)
-        sent, acks = await self._move(manifest, engines, f"{name}: transfer")
+        prepared = time.monotonic() - start
+        moved = await self._move(manifest, engines, f"{name}: transfer")
         publication.move(PublicationState.VERIFY)
-        verdict = verify(publication, sent, acks)
+        verdict = verify(publication, moved.digests, moved.acks)
         if not verdict.ok:
             faults = "; ".join(f"{engine}: {reason}" for engine, reason in verdict.bad_engines.items())
             raise Aborted(
@@ -261,11 +284,9 @@ class Publisher:
                 {engine: (FaultCause.WRONG_WEIGHTS, reason) for engine, reason in verdict.bad_engines.items()},
                 is_fatal=False,
             )
-        return manifest, sent, {ack.engine: ack.digests for ack in acks}
+        return manifest, replace(moved, phases={"prepare": prepared, **moved.phases})
 
-    async def _move(
-        self, manifest: "WeightManifest", engines: Sequence[str], phase: str
-    ) -> tuple[tuple[str, ...], list[EngineAck]]:
+    async def _move(self, manifest: "WeightManifest", engines: Sequence[str], phase: str) -> "_Moved":
         """Bring the version to these engines; return the digests of the trainer and what each engine acknowledges."""
         version, sender = manifest.version, self._train.name
         # Inside, waits end before the driver's own deadline: their error names the member.
@@ -283,7 +304,7 @@ class Publisher:
             received = await self._ask(engines, "receive", manifest, parcels, inner, phase=phase)
             check_outcomes(received, sender=sender)
             outcomes += received
-        return outcomes[0].value.digests, [item.value for item in outcomes if item.member in engines]
+        return _Moved.of(outcomes[0].value, [item.value for item in outcomes if item.member in engines])
 
     async def _release(self, version: int) -> None:
         """Let the sender free what it kept for engines that had yet to fetch."""

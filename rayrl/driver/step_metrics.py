@@ -59,5 +59,6 @@ def batch_metrics(plan: BatchPlan, *, times: StepTimes, samples_per_step: int) -
         metrics["time/commit_s"] = times.publication.commit_s
         metrics["transfer/load_s"] = times.publication.load_s
         metrics["transfer/pause_s"] = times.publication.pause_s
+        metrics |= {f"transfer/{name}_s": seconds for name, seconds in times.publication.phases.items()}
         metrics["transfer/bytes"] = float(times.publication.num_bytes)
     return metrics

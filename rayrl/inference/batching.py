@@ -101,15 +101,20 @@ class Batcher:
         self._remove_rows(list(range(len(running))))
         return [self._end(sequence, "abort") for sequence in (*running, *waiting)]
 
-    def load(self, version: int, tensors: "Mapping[str, Tensor]") -> list[Event]:
-        """Replace the weights; what the old ones sampled leaves in a chunk of its own."""
+    def load(
+        self, version: int, tensors: "Mapping[str, Tensor]", *, may_keep: bool = False
+    ) -> tuple[list[Event], bool]:
+        """Replace the weights; what the old ones sampled leaves in a chunk of its own.
+
+        Returns that, and what `TokenModel.load` says of the tensors.
+        """
         if version < 0:
             raise EngineError(f"version {version} cannot be loaded: versions start at 0")
-        self._model.load(tensors)
+        kept = self._model.load(tensors, may_keep=may_keep)
         pending = [sequence for sequence in self._scheduler.running if sequence.num_sent < len(sequence.tokens)]
         events: list[Event] = [(item.request.request_id, item.take_chunk(self.version)) for item in pending]
         self.version = version
-        return events
+        return events, kept
 
     def step(self) -> list[Event]:
         """Sample one token for every row, new rows included."""

@@ -26,7 +26,7 @@ from rayrl.inference.slot_attention import ATTENTION_NAME, ShapeProbe, SlotPass,
 from rayrl.inference.slot_cache import SlotCache
 from rayrl.inference.step_gate import StepGate
 from rayrl.inference.threaded import ThreadedEngine
-from rayrl.inference.weights import check_weights, checksums, load_weights, named_weights
+from rayrl.inference.weights import adopt_weights, check_weights, checksums, load_weights, named_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +153,13 @@ class EmbeddedModel:
         """EngineError with the first difference if `load` would not take these."""
         check_weights(self._weights, specs)
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy new weights over the old ones."""
+    def load(self, tensors: Mapping[str, Tensor], *, may_keep: bool = False) -> bool:
+        """Take the new tensors in place of the old ones if they may be kept, else copy them."""
+        if may_keep and self._device.type == "cpu":
+            adopt_weights(self._weights, tensors)
+            return True
         load_weights(self._weights, tensors)
+        return False
 
     def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:
         """Return the checksums of the weights in use."""

@@ -118,7 +118,8 @@ class InferenceEngine(Protocol):
     async def staging_memory(self, num_bytes: int) -> "Tensor | None":
         """Return uint8 memory on the CPU in which the next version may be staged, so that `load` copies it no more.
 
-        It keeps its bytes until the next call, which waits for a load that still reads from it. None: stage anywhere.
+        It keeps its bytes until the next call, which waits for a load that still reads from it; after a load of tensors
+        in it, the next call may give other memory. None: stage anywhere.
         """
         ...
 

@@ -9,7 +9,9 @@
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +25,13 @@ from rayrl.types.sampling import Chunk, Completion, GenerationRequest, RequestFa
 from rayrl.utils.logger import get_logger, setup_logging
 
 if TYPE_CHECKING:
+    from rayrl.inference.adapter_merge import AdapterMerge
     from rayrl.infra.collective_group import Backend
     from rayrl.infra.collective_recorder import CollectiveRecorder
     from rayrl.infra.publication import EngineAck
     from rayrl.infra.rendezvous import RendezvousAddress
     from rayrl.infra.weight_manifest import WeightManifest
-    from rayrl.infra.weight_route import Parcel, WeightRoute
+    from rayrl.infra.weight_route import Parcel, ReceivedWeights, WeightRoute
 
 
 class EngineActor:
@@ -42,6 +45,7 @@ class EngineActor:
         self._engine = make_engine(settings, name=self.name, seed=settings.seed * 1_000_003 + index)
         self._staging = Staging(self.name)
         self._settings = settings
+        self._merge = self._make_merge()
         self._route: WeightRoute | None = None
         self._recorder: CollectiveRecorder | None = None
         if settings.recording is not None:
@@ -49,12 +53,15 @@ class EngineActor:
 
             self._recorder = open_recorder(settings.recording.folder, self.name)
         self._closed = asyncio.Event()
+        self._num_receiving = 0
 
     async def ready(self) -> dict[str, Any]:
         """Start the engine; return where it runs."""
         from rayrl.infra.process_info import process_info
 
         await self._engine.start()
+        if self._merge is not None:
+            await asyncio.to_thread(self._merge.open)
         return process_info()
 
     async def until_closed(self) -> None:
@@ -121,7 +128,11 @@ class EngineActor:
 
     async def prepare(self, manifest: "WeightManifest") -> None:
         """Check a manifest against the model. EngineError with the first difference."""
-        await self._engine.check_weights([(spec.name, spec.shape, spec.dtype) for spec in manifest.tensors])
+        specs = [(spec.name, spec.shape, spec.dtype) for spec in manifest.tensors]
+        if self._merge is not None:
+            self._merge.check(specs)
+            specs = [(spec.name, spec.shape, spec.dtype) for spec in self._merge.specs]
+        await self._engine.check_weights(specs)
         self._staging.prepare(manifest)
 
     async def receive(
@@ -135,15 +146,13 @@ class EngineActor:
             parcels: what the senders left; none on collective routes.
             timeout_s: limit of fetching; on collective routes that of the group counts.
         """
-        from rayrl.infra.buckets import stream_offsets
         from rayrl.infra.publication import EngineAck
 
         if self._route is None:
             self._route = self._make_stored_route(manifest.version)
         self._staging.begin(manifest)
         try:
-            memory = await self._engine.staging_memory(stream_offsets(manifest.tensors)[1])
-            received = await asyncio.to_thread(self._route.receive, manifest, parcels, timeout_s, memory)
+            received = await self._receive(self._route, manifest, parcels, timeout_s)
         except BaseException:
             self._staging.failed(manifest)
             raise
@@ -152,12 +161,14 @@ class EngineActor:
         else:
             self._logger.error("engine %s refuses version %d: %s", self.name, manifest.version, received.fault)
             self._staging.failed(manifest)
-        return EngineAck(engine=self.name, version=manifest.version, digests=received.digests)
+        return EngineAck(engine=self.name, version=manifest.version, digests=received.digests, times=received.times)
 
     async def commit(self, version: int) -> LoadTimes:
         """Use the staged version from the next step on. EngineError if it is not staged."""
         times = await self._engine.load(version, self._staging.staged(version))
         self._staging.committed()
+        if self._merge is not None:
+            self._merge.committed()
         self._logger.debug("engine %s uses version %d", self.name, version)
         return times
 
@@ -175,6 +186,9 @@ class EngineActor:
 
     async def weight_checksums(self, manifest: "WeightManifest") -> Mapping[str, str]:
         """Return the checksums of those weights in use that the engine can say."""
+        if self._merge is not None:
+            untouched = await self._engine.checksums(self._merge.untouched())
+            return {**untouched, **await asyncio.to_thread(self._merge.checksums, manifest)}
         return await self._engine.checksums([(spec.name, spec.shape, spec.dtype) for spec in manifest.tensors])
 
     async def sample_probe(self, request: GenerationRequest) -> Completion:
@@ -190,6 +204,45 @@ class EngineActor:
         self._closed.set()
         self._close_route()
         await self._engine.close()
+
+    async def _receive(
+        self, route: "WeightRoute", manifest: "WeightManifest", parcels: "Sequence[Parcel]", timeout_s: float
+    ) -> "ReceivedWeights":
+        """Return the version, in the engine's own memory wherever that is possible."""
+        from rayrl.infra.buckets import stream_offsets
+        from rayrl.infra.weight_route import staged_in
+
+        merge = self._merge
+        num_bytes = stream_offsets(manifest.tensors)[1] if merge is None else merge.num_bytes
+        # A transfer that was given up may still write: then its memory is not for another one.
+        is_alone = self._num_receiving == 0
+        memory = await self._engine.staging_memory(num_bytes) if is_alone else None
+
+        def receive() -> "ReceivedWeights":
+            # Counted in here: the thread goes on when its caller has left.
+            self._num_receiving += 1
+            try:
+                if merge is None:
+                    return staged_in(route.receive(manifest, parcels, timeout_s, memory), manifest, memory)
+                received = route.receive(manifest, parcels, timeout_s)
+                if received.fault is not None:
+                    return received
+                start = time.perf_counter()
+                tensors = merge.merge(received.tensors, memory)
+                merge_s = time.perf_counter() - start
+                return replace(received, tensors=tensors, times={**received.times, "merge": merge_s})
+            finally:
+                self._num_receiving -= 1
+
+        return await asyncio.to_thread(receive)
+
+    def _make_merge(self) -> "AdapterMerge | None":
+        lora = self._settings.lora
+        if lora is None:
+            return None
+        from rayrl.inference.adapter_merge import AdapterMerge
+
+        return AdapterMerge(self.name, self._settings.model, lora)
 
     def _make_stored_route(self, version: int) -> "WeightRoute":
         from rayrl.infra.route_table import make_stored_route

@@ -77,8 +77,9 @@ class ScriptedModel:
     def check_weights(self, specs: Sequence[WeightSpec]) -> None:
         """Any weights will do."""
 
-    def load(self, tensors: "Mapping[str, Tensor]") -> None:
+    def load(self, tensors: "Mapping[str, Tensor]", *, may_keep: bool = False) -> bool:
         """Every set of weights gives the same script."""
+        return False
 
     def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:
         """There are no weights."""

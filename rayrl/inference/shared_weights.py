@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rayrl.errors import TransferError
+from rayrl.inference.staging_memory import use_large_pages
 from rayrl.infra.bucket_stream import bucket_digest
 from rayrl.infra.buckets import DTYPE_BYTES, TensorSpec, stream_offsets
 from rayrl.infra.weight_manifest import bytes_of, spec_of
@@ -91,6 +92,7 @@ class SharedMemoryWriter:
         if num_bytes > self._bytes.numel():
             os.ftruncate(self._descriptor, num_bytes)
             self._map = mmap.mmap(self._descriptor, num_bytes)
+            use_large_pages(self._map)
             self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         return self._bytes
 

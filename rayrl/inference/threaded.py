@@ -28,9 +28,9 @@ from rayrl.inference.batching import Batcher, Event
 from rayrl.inference.engine import NO_VERSION, EngineStatus, LoadTimes, PauseMode, RequestRefused, WeightSpec
 from rayrl.inference.lifecycle import EngineState, Lifecycle
 from rayrl.inference.request_check import check_request
+from rayrl.inference.staging_memory import StagingMemory
 from rayrl.inference.step_gate import StepGate
 from rayrl.inference.token_model import TokenModel
-from rayrl.inference.weights import make_memory
 from rayrl.types.sampling import Chunk, GenerationRequest
 from rayrl.utils.logger import get_logger
 
@@ -76,7 +76,7 @@ class ThreadedEngine:
         )
         self._gate = gate
         self._lifecycle = Lifecycle(name)
-        self._memory: Tensor | None = None
+        self._memory = StagingMemory()
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._command_lock = Lock()
         self._queues: dict[str, asyncio.Queue[Chunk | EngineError]] = {}
@@ -145,20 +145,21 @@ class ThreadedEngine:
         await self._call(lambda: self._model.check_weights(specs))
 
     async def staging_memory(self, num_bytes: int) -> "Tensor | None":
-        """Return memory that is kept from one version to the next, so that its pages are made once."""
+        """Return the area that does not hold the weights in use."""
         # A load that its caller gave up may still be in the queue.
         await self._call(_nothing)
-        if self._memory is None or self._memory.numel() < num_bytes:
-            self._memory = None
-            self._memory = await asyncio.to_thread(make_memory, num_bytes)
-        return self._memory
+        return await asyncio.to_thread(self._memory.reserve, num_bytes)
 
     async def load(self, version: int, tensors: "Mapping[str, Tensor]") -> LoadTimes:
         """Replace all weights between two steps."""
 
         def load() -> LoadTimes:
             start = time.perf_counter()
-            self._publish(self._batcher.load(version, tensors))
+            may_keep = self._memory.holds(tensors.values())
+            events, kept = self._batcher.load(version, tensors, may_keep=may_keep)
+            if kept:
+                self._memory.adopt()
+            self._publish(events)
             seconds = time.perf_counter() - start
             # The thread that loads is the one that samples.
             return LoadTimes(load_s=seconds, pause_s=seconds)

@@ -55,8 +55,11 @@ class TokenModel(Protocol):
         """EngineError with the first difference if `load` would not take these."""
         ...
 
-    def load(self, tensors: "Mapping[str, Tensor]") -> None:
-        """Replace all weights. EngineError, and no change, if they do not fit."""
+    def load(self, tensors: "Mapping[str, Tensor]", *, may_keep: bool = False) -> bool:
+        """Replace all weights. EngineError, and no change, if they do not fit.
+
+        `may_keep`: the tensors stay as they are until the next load. Returns whether they are in use themselves.
+        """
         ...
 
     def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:

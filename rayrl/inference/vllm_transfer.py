@@ -1,12 +1,16 @@
 """vLLM's side of a weight update: from shared memory into the model, in vLLM's worker process.
 
-Names and fused layouts (qkv, gate and up) are mapped by vLLM's own loader. Nothing of the model is touched before the
-bytes are proven, so that a refused update leaves the weights in use as they are.
+Names and fused layouts (qkv, gate and up) are mapped by vLLM's own loader; it expects the names of the model's files,
+where each expert has tensors of its own. Nothing of the model is touched before the bytes are proven, so that a refused
+update leaves the weights in use as they are.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -16,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
 from rayrl.errors import TransferError
 from rayrl.inference.shared_weights import SharedWeights, open_weights
 from rayrl.inference.vllm_plugin import REFUSED
+from rayrl.models.expert_names import as_in_files, names_in_files
 
 
 @dataclass
@@ -51,7 +56,9 @@ class SharedMemoryTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         except (TransferError, OSError) as error:
             raise TransferError(f"{REFUSED}: {error}") from error
         initialize_layerwise_reload(self.model)
-        self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors.items())
+        self.model.load_weights(
+            (name, piece.to(self.device)) for name, piece in in_files(tensors, Path(self.model_config.model))
+        )
         finalize_layerwise_reload(self.model, self.model_config)
         _process_tied(self.model)
 
@@ -60,6 +67,13 @@ class SharedMemoryTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def shutdown(self) -> None:
         """Nothing is held."""
+
+
+def in_files(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights of the model under the names, and in the pieces, of the files in its folder."""
+    stored = names_in_files(folder)
+    for name, tensor in tensors.items():
+        yield from as_in_files(name, tensor, stored)
 
 
 def _process_tied(model: Any) -> None:

@@ -43,6 +43,13 @@ def load_weights(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) 
             target.copy_(tensors[name])
 
 
+def adopt_weights(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Let all weights be the given tensors themselves. EngineError, and no change, if one differs."""
+    check_weights(expected, ((name, tuple(tensor.shape), dtype_name(tensor)) for name, tensor in tensors.items()))
+    for name, target in expected.items():
+        target.data = tensors[name]
+
+
 def checksums(weights: Mapping[str, Tensor], specs: Iterable[WeightSpec]) -> dict[str, str]:
     """Return the checksums of those named weights that are held in the very shape and data type of their spec."""
     return {
@@ -50,11 +57,6 @@ def checksums(weights: Mapping[str, Tensor], specs: Iterable[WeightSpec]) -> dic
         for name, shape, dtype in specs
         if name in weights and (tuple(weights[name].shape), dtype_name(weights[name])) == (tuple(shape), dtype)
     }
-
-
-def make_memory(num_bytes: int) -> Tensor:
-    """Return that many bytes on the CPU."""
-    return torch.empty(num_bytes, dtype=torch.uint8)
 
 
 def dtype_name(tensor: Tensor) -> str:

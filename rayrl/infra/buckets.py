@@ -1,15 +1,15 @@
 """Lay named tensors out as one stream of bytes and cut it into buckets of one size. Pure, no torch.
 
-Tensors start at multiples of 16 bytes of the stream, so that a receiver that puts the stream in one buffer can use
-every tensor as a view of it, split or not, whatever its data type.
+Tensors start at multiples of 64 bytes of the stream, so that a receiver that puts the stream in one buffer can use
+every tensor as a view of it, split or not, whatever its data type, and computes with it as with one of torch's own.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ALIGNMENT = 16
-"""Bytes; at least the size of the largest data type."""
+ALIGNMENT = 64
+"""Bytes, as torch allocates on CPUs: matrix products of tensors that start elsewhere may be rounded otherwise."""
 
 DTYPE_BYTES = {
     "bool": 1,
@@ -91,8 +91,8 @@ def stream_offsets(specs: Sequence[TensorSpec]) -> tuple[tuple[int, ...], int]:
 def plan_buckets(specs: Sequence[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
     """Return the buckets that together hold every byte of every tensor once.
 
-    All but the last have the same size: `bucket_bytes`, rounded down to a multiple of 16. Larger tensors are split.
-    Tensors without elements are in no bucket. ValueError if `bucket_bytes` is below 16.
+    All but the last have the same size: `bucket_bytes`, rounded down to a multiple of 64. Larger tensors are split.
+    Tensors without elements are in no bucket. ValueError if `bucket_bytes` is below 64.
     """
     size = bucket_bytes // ALIGNMENT * ALIGNMENT
     if size <= 0:

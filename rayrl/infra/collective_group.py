@@ -76,7 +76,7 @@ class CollectiveGroup:
         self._scoped = store
         self._store = PrefixStore("agree", store)
         self._closed: str | None = None
-        self._pending: PendingBroadcast | None = None
+        self._pending: list[PendingBroadcast] = []
         self._num_agreements = 0
         self._num_operations = 0
         self._recorder = recorder
@@ -177,7 +177,7 @@ class CollectiveGroup:
         self.start_broadcast(tensor, source).wait()
 
     def start_broadcast(self, tensor: Tensor, source: int) -> "PendingBroadcast":
-        """Begin a broadcast; `tensor` must stay as it is until `wait` has returned. At most one at a time.
+        """Begin a broadcast; `tensor` must stay as it is until `wait` has returned. Wait for all in the order of calls.
 
         With nccl it is finished on return: a second communicator on the same GPU, such as that of the training
         mesh, must not have work in flight at the same time.
@@ -207,7 +207,8 @@ class CollectiveGroup:
             work = self._group.broadcast([tensor], options)
         except RuntimeError as error:
             raise self._failure(what, error) from error
-        pending = self._pending = PendingBroadcast(self, work, what)
+        pending = PendingBroadcast(self, work, what)
+        self._pending.append(pending)
         if self.backend == "nccl":
             pending.wait()
         return pending
@@ -223,9 +224,14 @@ class CollectiveGroup:
         if self.backend == "nccl":
             self._group.abort()
         # gloo closes its connections when the last reference goes, and work under way holds some.
-        if self._pending is not None:
-            self._pending.drop()
-        self._group = self._pending = None
+        for pending in list(self._pending):
+            pending.drop()
+        self._pending.clear()
+        self._group = None
+
+    def _done(self, pending: "PendingBroadcast") -> None:
+        if pending in self._pending:
+            self._pending.remove(pending)
 
     def _check_not_over(self) -> None:
         _refuse_over(self.label, self._scoped)
@@ -264,6 +270,7 @@ class PendingBroadcast:
         except RuntimeError as error:
             del work
             raise self._group._failure(self._what, error) from error
+        self._group._done(self)
 
     def drop(self) -> None:
         """Wait for it no more; the group was closed."""
@@ -335,12 +342,15 @@ def _absent(label: GroupLabel, announced: Store, scoped: Store) -> str:
 
 def _wait_for_key(store: Store, key: str, deadline: float, while_waiting: Callable[[], None] | None = None) -> bool:
     """Return True when the key is there, False when the time is up."""
+    # Others are mostly a moment behind: short naps first, so that meeting them costs no more than that moment.
+    nap_s = _POLL_S / 32
     while not store.check([key]):
         if while_waiting is not None:
             while_waiting()
         if time.monotonic() > deadline:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(nap_s)
+        nap_s = min(2 * nap_s, _POLL_S)
     return True
 
 

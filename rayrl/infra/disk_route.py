@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rayrl.errors import TransferError
 from rayrl.infra.bucket_stream import digests_of_tensors
+from rayrl.infra.phase_times import PhaseTimes
 from rayrl.infra.safetensors_file import SafetensorsWriter
 from rayrl.infra.weight_manifest import WeightManifest, bytes_of, checked_tensors, spec_of
 from rayrl.infra.weight_route import Parcel, ReceivedWeights, SentWeights, digest_fault, parcel_for
@@ -43,6 +44,7 @@ class DiskRoute:
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> SentWeights:
         """See `WeightRoute`."""
+        times = PhaseTimes()
         target = version_folder(self._folder, manifest.version)
         hidden = target.with_name(f".{target.name}.tmp")
         # One trainer writes here: what is left under this name is of one that died.
@@ -50,10 +52,11 @@ class DiskRoute:
         try:
             hidden.mkdir(parents=True)
             self._copy_model_files(hidden)
-            digests = _write(hidden / WEIGHTS_FILE, manifest, checked_tensors(manifest, tensors))
+            digests = _write(hidden / WEIGHTS_FILE, manifest, checked_tensors(manifest, tensors), times)
             record = {"version": manifest.version, "manifest": manifest.fingerprint(), "digests": digests}
             (hidden / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            _sync(hidden)
+            with times.of("flush"):
+                _sync(hidden)
             # The second try of a publication, or a run that was set back: the version is written again.
             shutil.rmtree(target, ignore_errors=True)
             hidden.rename(target)
@@ -65,7 +68,7 @@ class DiskRoute:
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
         parcel = Parcel.of(manifest, digests=digests, content=str(target))
-        return SentWeights(digests=digests, parcel=parcel)
+        return SentWeights(digests=digests, parcel=parcel, times=times.seconds)
 
     def receive(
         self,
@@ -130,25 +133,30 @@ def read_weights(path: Path, manifest: WeightManifest, sent: Sequence[str] | Non
     for spec in manifest.tensors:
         if spec_of(spec.name, tensors[spec.name]) != spec:
             raise TransferError(f"{path / WEIGHTS_FILE}: {spec.name!r} is not what the manifest says")
-    arrived = digests_of_tensors(manifest, tensors.values())
+    times = PhaseTimes()
+    arrived = digests_of_tensors(manifest, tensors.values(), times)
     fault = digest_fault(sent if sent is not None else record["digests"], arrived)
-    return ReceivedWeights(tensors={} if fault is not None else tensors, digests=arrived, fault=fault)
+    return ReceivedWeights(
+        tensors={} if fault is not None else tensors, digests=arrived, fault=fault, times=times.seconds
+    )
 
 
-def _write(path: Path, manifest: WeightManifest, tensors: Iterator[Tensor]) -> tuple[str, ...]:
+def _write(path: Path, manifest: WeightManifest, tensors: Iterator[Tensor], times: PhaseTimes) -> tuple[str, ...]:
     """Write the tensors and return the digest of each bucket; a tensor is digested while it is written."""
     writer = SafetensorsWriter(path, manifest.tensors)
     with ThreadPoolExecutor(1, thread_name_prefix="disk") as pool:
 
         def written() -> Iterator[Tensor]:
             for index, tensor in enumerate(tensors):
-                flat = bytes_of(tensor).cpu()
+                with times.of("gather"):
+                    flat = bytes_of(tensor).cpu()
                 done: Future[None] = pool.submit(writer.write, index, flat)
                 yield flat
-                done.result()
+                with times.of("write"):
+                    done.result()
 
         try:
-            return digests_of_tensors(manifest, written())
+            return digests_of_tensors(manifest, written(), times)
         finally:
             writer.close()
 

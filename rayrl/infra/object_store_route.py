@@ -1,13 +1,14 @@
-"""Weights through Ray's object store: one object per bucket, of one node or fetched from another.
+"""Weights through Ray's object store: tensors are copied into it once, and read where they lie by engines of that node.
 
-    sender:    next tensor ─pack─> bucket ─put─> object      bucket i + 1 is packed while bucket i is put and digested
-    receiver:  object ─> views of the store's memory         bucket i is digested while bucket i + 1 is fetched
+    sender:    next tensors ─put─> object      one object is put while the tensors of the next one are digested
+    receiver:  object ─> views of the store's memory ─digest─> tensors
 
-An object lives as long as the sender, the parcel or a staged tensor holds it: commit and discard free it.
+An object holds whole tensors, up to a bucket's size together, or one that is larger. It lives as long as the sender,
+the parcel or a staged tensor holds it: commit and discard free it.
 """
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 
 from rayrl.errors import ActorError, TransferError
-from rayrl.infra.bucket_stream import bucket_digest, pack_buckets, packing_buffers, tensors_of_buckets
-from rayrl.infra.buckets import plan_buckets
+from rayrl.infra.bucket_stream import digests_of_tensors, tensor_of_bytes
+from rayrl.infra.phase_times import PhaseTimes
 from rayrl.infra.waiting import get_within
-from rayrl.infra.weight_manifest import WeightManifest, checked_tensors
+from rayrl.infra.weight_manifest import WeightManifest, bytes_of, checked_tensors
 from rayrl.infra.weight_route import Parcel, ReceivedWeights, SentWeights, digest_fault, parcel_for
 
 
@@ -31,22 +32,37 @@ class ObjectStoreRoute:
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> SentWeights:
         """See `WeightRoute`."""
-        buckets = plan_buckets(manifest.tensors, manifest.bucket_bytes)
         refs: list[Future[Any]] = []
-        digests: list[Future[str]] = []
-        with ThreadPoolExecutor(2, thread_name_prefix="store") as pool:
-            buffers = packing_buffers(buckets, torch.device("cpu"))
-            for packed in pack_buckets(buckets, checked_tensors(manifest, tensors), buffers):
-                if refs:
-                    # After this the other buffer is free: the one that is packed next.
-                    refs[-1].result()
-                    digests[-1].result()
-                refs.append(pool.submit(ray.put, packed.numpy()))
-                digests.append(pool.submit(bucket_digest, packed))
-            content = self._held[manifest.version] = [ref.result() for ref in refs]
-            sent = tuple(digest.result() for digest in digests)
-        parcel = Parcel.of(manifest, digests=sent, content=tuple(content))
-        return SentWeights(digests=sent, parcel=parcel)
+        times = PhaseTimes()
+        with ThreadPoolExecutor(1, thread_name_prefix="store") as pool:
+
+            def stored() -> Iterator[Tensor]:
+                """Yield the bytes of each tensor, and put them into the store meanwhile."""
+                together: list[Any] = []
+                size = 0
+                for tensor in checked_tensors(manifest, tensors):
+                    with times.of("gather"):
+                        flat = bytes_of(tensor).cpu()
+                    if together and size + flat.numel() > manifest.bucket_bytes:
+                        put(together)
+                        together, size = [], 0
+                    together.append(flat.numpy())
+                    size += flat.numel()
+                    yield flat
+                put(together)
+
+            def put(arrays: list[Any]) -> None:
+                with times.of("store"):
+                    if refs:
+                        # No more than what is put and what is being collected is held.
+                        refs[-1].result()
+                    refs.append(pool.submit(ray.put, arrays))
+
+            digests = digests_of_tensors(manifest, stored(), times)
+            with times.of("store"):
+                content = self._held[manifest.version] = [ref.result() for ref in refs]
+        parcel = Parcel.of(manifest, digests=digests, content=tuple(content))
+        return SentWeights(digests=digests, parcel=parcel, times=times.seconds)
 
     def receive(
         self,
@@ -58,22 +74,23 @@ class ObjectStoreRoute:
         """See `WeightRoute`."""
         parcel = parcel_for(manifest, parcels)
         phase = f"fetching version {manifest.version} from the object store"
-        parts: list[Tensor] = []
-        digests: list[Future[str]] = []
-        with ThreadPoolExecutor(1, thread_name_prefix="digest") as hasher:
-            for ref in parcel.content:
-                try:
-                    array = get_within(ref, seconds=timeout_s, phase=phase, actor="the object store")
-                except ActorError as error:
-                    raise TransferError(f"{phase}: its sender is gone, or the objects are: {error}") from error
-                parts.append(_view(array))
-                digests.append(hasher.submit(bucket_digest, parts[-1]))
-            arrived = tuple(digest.result() for digest in digests)
+        arrays: list[Any] = []
+        times = PhaseTimes()
+        for ref in parcel.content:
+            try:
+                with times.of("fetch"):
+                    arrays += get_within(ref, seconds=timeout_s, phase=phase, actor="the object store")
+            except ActorError as error:
+                raise TransferError(f"{phase}: its sender is gone, or the objects are: {error}") from error
+        if [array.nbytes for array in arrays] != [spec.num_bytes for spec in manifest.tensors]:
+            raise TransferError(f"{phase}: {len(arrays)} tensors arrived, and not those of the manifest")
+        flat = [_view(array) for array in arrays]
+        arrived = digests_of_tensors(manifest, flat, times)
         fault = digest_fault(parcel.digests, arrived)
-        if fault is None and len(parts) != len(plan_buckets(manifest.tensors, manifest.bucket_bytes)):
-            fault = f"{len(parts)} buckets arrived, the manifest has more or fewer"
-        tensors = {} if fault is not None else tensors_of_buckets(manifest, parts)
-        return ReceivedWeights(tensors=tensors, digests=arrived, fault=fault)
+        tensors = {spec.name: tensor_of_bytes(part, spec) for spec, part in zip(manifest.tensors, flat, strict=True)}
+        return ReceivedWeights(
+            tensors={} if fault is not None else tensors, digests=arrived, fault=fault, times=times.seconds
+        )
 
     def release(self, version: int) -> None:
         """See `WeightRoute`."""

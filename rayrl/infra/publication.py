@@ -7,7 +7,7 @@ The version becomes current only in COMMIT, after every engine has acknowledged 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from rayrl.errors import IllegalTransition
@@ -51,6 +51,8 @@ class EngineAck:
     """Version that it staged."""
     digests: tuple[str, ...]
     """Digest of each bucket, computed on the bytes that arrived."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by what they were spent on; some pass at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,18 @@
 Manifest, buckets and digests are the same on every route; so is what the driver does with them.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from rayrl.errors import TransferError
+from rayrl.infra.bucket_stream import copy_to_stream
+from rayrl.infra.buckets import stream_offsets
 from rayrl.infra.collective_group import CollectiveGroup
+from rayrl.infra.phase_times import PhaseTimes
 from rayrl.infra.weight_manifest import WeightManifest
 from rayrl.infra.weight_transfer import receive_weights, send_weights
 
@@ -74,6 +77,8 @@ class SentWeights:
     """Of each bucket."""
     parcel: Parcel | None
     """For the receivers; None on collective routes."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by what they were spent on; some pass at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,8 @@ class ReceivedWeights:
     """Of each bucket, of the bytes that arrived."""
     fault: str | None = None
     """Why these must not be used; None if no difference from what was sent is known here."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """As `SentWeights.times`."""
 
 
 class WeightRoute(Protocol):
@@ -129,7 +136,9 @@ class CollectiveRoute:
 
     def send(self, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]) -> SentWeights:
         """See `WeightRoute`."""
-        return SentWeights(digests=send_weights(self._group, manifest, tensors), parcel=None)
+        times = PhaseTimes()
+        digests = send_weights(self._group, manifest, tensors, times=times)
+        return SentWeights(digests=digests, parcel=None, times=times.seconds)
 
     def receive(
         self,
@@ -139,8 +148,9 @@ class CollectiveRoute:
         memory: Tensor | None = None,
     ) -> ReceivedWeights:
         """See `WeightRoute`; the limit is that of the group."""
-        tensors, digests = receive_weights(self._group, manifest, memory)
-        return ReceivedWeights(tensors=tensors, digests=digests)
+        times = PhaseTimes()
+        tensors, digests = receive_weights(self._group, manifest, memory, times=times)
+        return ReceivedWeights(tensors=tensors, digests=digests, times=times.seconds)
 
     def release(self, version: int) -> None:
         """Nothing is kept."""
@@ -148,6 +158,19 @@ class CollectiveRoute:
     def close(self) -> None:
         """Leave the group."""
         self._group.close()
+
+
+def staged_in(received: ReceivedWeights, manifest: WeightManifest, memory: Tensor | None) -> ReceivedWeights:
+    """Return what arrived as views of `memory`, copied there where it is elsewhere on the same device."""
+    _, num_bytes = stream_offsets(manifest.tensors)
+    if received.fault is not None or memory is None or memory.numel() < num_bytes:
+        return received
+    if any(tensor.device != memory.device for tensor in received.tensors.values()):
+        return received
+    times = PhaseTimes()
+    with times.of("copy"):
+        tensors = copy_to_stream(manifest, received.tensors, memory[:num_bytes])
+    return replace(received, tensors=tensors, times={**received.times, **times.seconds})
 
 
 def parcel_for(manifest: WeightManifest, parcels: Sequence[Parcel], device: str = "") -> Parcel:

@@ -1,40 +1,56 @@
 """Send named tensors from rank 0 of a collective group to all other members, bucket by bucket, with digests.
 
-    sender:    next tensor ─pack─> bucket ──broadcast──> ...      the digest of a bucket is computed in a thread while
-    receiver:                      stream buffer <───────┘        the next one is packed and sent
+    sender:    next tensor ──broadcast──> ...      a message is digested while it, and the one before, travel
+    receiver:                  staged <──┘         a message is digested while the next one arrives
 
-The sender copies each byte once, into a bucket; the receiver never: buckets arrive in one buffer, and the staged
-tensors are views of it. It moves bytes by name; what a name means is the business of whoever made the manifest.
+The sender copies only small tensors, which are packed into one message; what is larger is sent from where it lies. The
+receiver copies nothing: messages arrive in one buffer, and the staged tensors are views of it. It moves bytes by name;
+what a name means is the business of whoever made the manifest.
 
 On any failure the member closes its group, which frees the others, and raises; the group is rebuilt under the next
 epoch.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from rayrl.infra.bucket_stream import bucket_digest, pack_buckets, packing_buffers, tensors_of_stream
+from rayrl.infra.bucket_stream import BucketDigests, tensors_of_stream
 from rayrl.infra.buckets import plan_buckets, stream_offsets
 from rayrl.infra.collective_group import CollectiveGroup, PendingBroadcast
+from rayrl.infra.message_source import MessageSource
+from rayrl.infra.messages import Message, MessageSizes, plan_messages
+from rayrl.infra.phase_times import PhaseTimes
 from rayrl.infra.weight_manifest import WeightManifest, checked_tensors, spec_of
 
 __all__ = ["WeightManifest", "receive_weights", "send_weights", "spec_of"]
 
 _SENDER = 0
+_IN_FLIGHT = 2
+"""Messages under way at once: the second one hides what it costs to begin one."""
+_SIZES = MessageSizes()
 
 
 def send_weights(
-    group: CollectiveGroup, manifest: WeightManifest, tensors: Iterable[tuple[str, Tensor]]
+    group: CollectiveGroup,
+    manifest: WeightManifest,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    times: PhaseTimes | None = None,
+    sizes: MessageSizes = _SIZES,
 ) -> tuple[str, ...]:
     """Send the tensors of the manifest and return the digest of each bucket. Called on rank 0.
 
     `tensors` is consumed one by one in the order of the manifest, so that it may materialise each only when it is
-    asked for; a tensor is not used any more once the next one was asked for. Each is compared with the manifest
-    before its bytes are packed.
+    asked for; a tensor that was given must keep its values until this returns. Each is compared with the manifest
+    before its bytes leave.
+
+    Args:
+        times: gets the seconds of `gather`, `pack`, `digest` and `wire` (waiting for messages to leave).
+        sizes: the same on every member.
 
     Raises:
         TransferError: a name, shape or data type differs from the manifest, the manifests of the members differ, or
@@ -43,47 +59,73 @@ def send_weights(
     """
     if group.rank != _SENDER:
         raise ValueError(f"{group.label}: only rank {_SENDER} sends weights")
+    times = times or PhaseTimes()
     buckets = plan_buckets(manifest.tensors, manifest.bucket_bytes)
-    with _closed_on_failure(group), ThreadPoolExecutor(1, thread_name_prefix="digest") as hasher:
-        group.agree("weights", manifest.fingerprint())
-        buffers = packing_buffers(buckets, group.device)
-        digests: list[Future[str]] = []
-        pending: PendingBroadcast | None = None
-        for packed in pack_buckets(buckets, checked_tensors(manifest, tensors), buffers):
-            if pending is not None:
-                # After this the other buffer is free: the one that is packed next.
-                pending.wait()
-                digests[-1].result()
-            digests.append(hasher.submit(bucket_digest, packed))
-            pending = group.start_broadcast(packed, _SENDER)
-        if pending is not None:
-            pending.wait()
-        return tuple(digest.result() for digest in digests)
+    messages = plan_messages(buckets, sizes)
+    with _closed_on_failure(group):
+        with times.of("meet"):
+            group.agree("weights", manifest.fingerprint())
+        source = MessageSource(
+            checked_tensors(manifest, tensors), device=group.device, num_buffers=_IN_FLIGHT + 1, times=times
+        )
+        digests = BucketDigests(len(buckets))
+        pending: deque[PendingBroadcast] = deque()
+        for message, part in zip(messages, source.of(messages), strict=True):
+            if len(pending) == _IN_FLIGHT:
+                with times.of("wire"):
+                    pending.popleft().wait()
+            with times.of("wire"):
+                pending.append(group.start_broadcast(part, _SENDER))
+            with times.of("digest"):
+                digests.add(message.bucket, part)
+        with times.of("wire"):
+            for broadcast in pending:
+                broadcast.wait()
+        return digests.results()
 
 
 def receive_weights(
-    group: CollectiveGroup, manifest: WeightManifest, memory: Tensor | None = None
+    group: CollectiveGroup,
+    manifest: WeightManifest,
+    memory: Tensor | None = None,
+    *,
+    times: PhaseTimes | None = None,
+    sizes: MessageSizes = _SIZES,
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors by name, and the digest of each bucket as it arrived. Called on every rank but 0.
 
     The tensors are views of one buffer: `memory` if it is on `group.device` and large enough, else a new one. The
-    weights in use are not touched.
+    weights in use are not touched. `times` gets the seconds of `meet`, `wire` (waiting for messages) and `digest`.
 
     Raises: as `send_weights`.
     """
     if group.rank == _SENDER:
         raise ValueError(f"{group.label}: rank {_SENDER} sends weights and receives none")
+    times = times or PhaseTimes()
     buckets = plan_buckets(manifest.tensors, manifest.bucket_bytes)
     _, num_bytes = stream_offsets(manifest.tensors)
-    with _closed_on_failure(group), ThreadPoolExecutor(1, thread_name_prefix="digest") as hasher:
+    with _closed_on_failure(group):
         stream = _stream(num_bytes, group.device, memory)
-        group.agree("weights", manifest.fingerprint())
-        digests: list[Future[str]] = []
-        for bucket in buckets:
-            part = stream[bucket.start : bucket.start + bucket.num_bytes]
-            group.broadcast(part, _SENDER)
-            digests.append(hasher.submit(bucket_digest, part))
-        return tensors_of_stream(manifest, stream), tuple(digest.result() for digest in digests)
+        with times.of("meet"):
+            group.agree("weights", manifest.fingerprint())
+        digests = BucketDigests(len(buckets))
+        pending: deque[tuple[Message, Tensor, PendingBroadcast]] = deque()
+
+        def take() -> None:
+            message, part, broadcast = pending.popleft()
+            with times.of("wire"):
+                broadcast.wait()
+            with times.of("digest"):
+                digests.add(message.bucket, part)
+
+        for message in plan_messages(buckets, sizes):
+            part = stream[message.start : message.start + message.num_bytes]
+            pending.append((message, part, group.start_broadcast(part, _SENDER)))
+            if len(pending) > _IN_FLIGHT:
+                take()
+        while pending:
+            take()
+        return tensors_of_stream(manifest, stream), digests.results()
 
 
 def _stream(num_bytes: int, device: torch.device, memory: Tensor | None) -> Tensor:

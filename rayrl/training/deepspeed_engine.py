@@ -30,7 +30,15 @@ from rayrl.training.engine import EngineStatus, StepResult, TrainEngineSettings
 from rayrl.training.forward import StepTotals, attention_cost, loss_view, not_finite, skipped_step
 from rayrl.training.fragments import Fragment, load_fragments
 from rayrl.training.logprobs import HeadSettings
-from rayrl.training.lora import PublishedWeight, adapters_off, attach_lora, published_weights, trained
+from rayrl.training.lora import (
+    PublishedWeight,
+    adapter_specs,
+    adapter_tensors,
+    adapters_off,
+    attach_lora,
+    published_weights,
+    trained,
+)
 from rayrl.training.losses import LossFunction
 from rayrl.training.micro_batches import plan_micro_batches
 from rayrl.training.optimizer import make_optimizer, set_lr
@@ -150,6 +158,17 @@ class DeepSpeedEngine:
             with self._gathered([parameter for weight in bucket for parameter in weight.parameters]):
                 for weight in bucket:
                     yield weight.name, weight.merged(lambda part: part, target)
+
+    def adapter_specs(self) -> tuple[TensorSpec, ...]:
+        """See `TrainEngine`."""
+        return adapter_specs(self._published)
+
+    def adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainEngine`."""
+        for weight in self._published:
+            if weight.adapter is not None:
+                with self._gathered(list(weight.adapter)):
+                    yield from adapter_tensors([weight], lambda part: part)
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """See `TrainEngine`. Each rank writes what it holds."""

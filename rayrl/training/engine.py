@@ -107,7 +107,15 @@ class TrainEngine(Protocol):
 
     def weight_tensors(self, dtype: str) -> "Iterator[tuple[str, Tensor]]":
         """Yield each weight as a whole, cast to `dtype`; it is gathered when it is asked for. May be the parameter
-        itself: not to be changed, nor kept."""
+        itself: not to be changed, nor kept beyond the next step."""
+        ...
+
+    def adapter_specs(self) -> tuple[TensorSpec, ...]:
+        """Return names, shapes and data type of `adapter_tensors`; none without `training.lora`."""
+        ...
+
+    def adapter_tensors(self) -> "Iterator[tuple[str, Tensor]]":
+        """Yield A and B of each adapted weight as wholes, float32; gathered, and to be handled, as `weight_tensors`."""
         ...
 
     def begin_save(self, folder: Path) -> Callable[[], None]:

@@ -23,7 +23,7 @@ from rayrl.training.forward import StepTotals, attention_cost, loss_view, reason
 from rayrl.training.gradients import clip, total_norm
 from rayrl.training.layout import make_layout
 from rayrl.training.logprobs import HeadSettings
-from rayrl.training.lora import adapters_off, published_weights, trained
+from rayrl.training.lora import adapter_specs, adapter_tensors, adapters_off, published_weights, trained
 from rayrl.training.losses import LossFunction, LossView
 from rayrl.training.micro_batches import plan_micro_batches
 from rayrl.training.optimizer import make_optimizer, set_lr
@@ -164,6 +164,14 @@ class FsdpEngine:
         target = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
         for weight in self._published:
             yield weight.name, weight.merged(full, target)
+
+    def adapter_specs(self) -> tuple[TensorSpec, ...]:
+        """See `TrainEngine`."""
+        return adapter_specs(self._published)
+
+    def adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See `TrainEngine`."""
+        return adapter_tensors(self._published, full)
 
     def begin_save(self, folder: Path) -> Callable[[], None]:
         """See `TrainEngine`."""

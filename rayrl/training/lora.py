@@ -2,12 +2,13 @@
 
     y = W x + (alpha / r) B A x        A random, B zero at the start
 
-Only A and B are trained and saved. Publication and export give merged weights `W + (alpha / r) B A` under the model's
-own names, so that inference engines and readers of the export need not know of adapters. With the adapters switched
-off the model is the one that training started from: the reference policy.
+Only A and B are trained and saved. Export, and publication with `transfer.lora: merged`, give merged weights
+`W + (alpha / r) B A` under the model's own names, so that inference engines and readers of the export need not know of
+adapters; with `transfer.lora: adapters` A and B alone are published, and engines add them to the W of their model
+folder. With the adapters switched off the model is the one that training started from: the reference policy.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 
 from rayrl.config.training import LoraConfig
 from rayrl.errors import EngineError, ModelError
+from rayrl.infra.buckets import TensorSpec
+from rayrl.models.adapters import adapter_names, merged_weight
 from rayrl.training.scalar_head import HEAD
 from rayrl.utils.nearest import did_you_mean
 
@@ -34,6 +37,8 @@ class PublishedWeight:
     shape: tuple[int, ...]
     adapter: tuple[nn.Parameter, nn.Parameter] | None = None
     """A [r, in] and B [out, r]."""
+    adapter_shapes: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """Of A and B as a whole."""
     scaling: float = 0.0
 
     @property
@@ -47,7 +52,7 @@ class PublishedWeight:
             # Cast before the gather: half the traffic in bfloat16.
             return full(self.weight.detach().to(dtype))
         down, up = (full(part.detach()) for part in self.adapter)
-        return torch.addmm(full(self.weight.detach()), up, down, alpha=self.scaling).to(dtype)
+        return merged_weight(full(self.weight.detach()), down, up, self.scaling).to(dtype)
 
 
 def attach_lora(lm: Any, config: LoraConfig) -> None:
@@ -114,13 +119,35 @@ def _published(lm: nn.Module, name: str, parameter: nn.Parameter) -> PublishedWe
     if kind != "weight":
         return PublishedWeight(name=own_name, weight=parameter, shape=tuple(parameter.shape))
     module: Any = lm.get_submodule(owner)
+    down, up = module.lora_A[_ADAPTER].weight, module.lora_B[_ADAPTER].weight
     return PublishedWeight(
         name=own_name,
         weight=parameter,
         shape=tuple(parameter.shape),
-        adapter=(module.lora_A[_ADAPTER].weight, module.lora_B[_ADAPTER].weight),
+        adapter=(down, up),
+        adapter_shapes=(tuple(down.shape), tuple(up.shape)),
         scaling=module.scaling[_ADAPTER],
     )
+
+
+def adapter_specs(weights: Iterable[PublishedWeight]) -> tuple[TensorSpec, ...]:
+    """Return A and B of each adapted weight in the order of `adapter_tensors`; float32, whatever engines compute in."""
+    return tuple(
+        TensorSpec(name=name, shape=shape, dtype="float32")
+        for weight in weights
+        if weight.adapter is not None
+        for name, shape in zip(adapter_names(weight.name), weight.adapter_shapes, strict=True)
+    )
+
+
+def adapter_tensors(
+    weights: Iterable[PublishedWeight], full: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield A and B of each adapted weight, given what makes a tensor whole."""
+    for weight in weights:
+        if weight.adapter is not None:
+            for name, part in zip(adapter_names(weight.name), weight.adapter, strict=True):
+                yield name, full(part.detach()).float()
 
 
 def trained(weights: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -190,7 +190,9 @@ class TrainWorker:
 
         return WeightManifest(
             version=version,
-            tensors=self._ready_engine.weight_specs(self._settings.model.dtype),
+            tensors=self._ready_engine.adapter_specs()
+            if self._transfer.lora == "adapters"
+            else self._ready_engine.weight_specs(self._settings.model.dtype),
             bucket_bytes=self._transfer.bucket_bytes,
         )
 
@@ -200,7 +202,11 @@ class TrainWorker:
         All ranks gather tensors in the same order, on the thread that sends: gathers and broadcasts cannot cross.
         """
         manifest = self.weight_manifest(version)
-        tensors = self._ready_engine.weight_tensors(self._settings.model.dtype)
+        tensors = (
+            self._ready_engine.adapter_tensors()
+            if self._transfer.lora == "adapters"
+            else self._ready_engine.weight_tensors(self._settings.model.dtype)
+        )
         # Over CUDA IPC each rank has an engine on its own GPU.
         if self._rank > 0 and self._transfer.backend != "cuda_ipc":
             for _ in tensors:
@@ -240,10 +246,13 @@ class TrainWorker:
         return self._saving.poll()
 
     def weight_checksums(self) -> dict[str, str]:
-        """Return the checksum of each weight as it is sent; rank 0 has them, the others gather with it."""
+        """Return the checksum of each weight and adapter as it is sent; rank 0 has them, the others gather with it."""
+        from itertools import chain
+
         from rayrl.training.probe import checksums
 
-        tensors = self._ready_engine.weight_tensors(self._settings.model.dtype)
+        weights = self._ready_engine.weight_tensors(self._settings.model.dtype)
+        tensors = chain(weights, self._ready_engine.adapter_tensors())
         if self._rank > 0:
             for _ in tensors:
                 pass

@@ -187,6 +187,12 @@ class DoomedEngine(EngineActor):
         if seen >= survived:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    async def generate(self, requests: Any) -> Any:
+        """One list of chunks counts as one call: the process dies with requests half done."""
+        async for batch in super().generate(requests):
+            self._meet_fate("generate")
+            yield batch
+
     async def join_transfer(self, *args: Any) -> None:
         self._meet_fate("join_transfer")
         await super().join_transfer(*args)
@@ -237,13 +243,15 @@ class FaultyEngine(EngineActor):
     async def receive(self, manifest: Any, *args: Any) -> Any:
         if self.name == "inference-0" and manifest.version == 1:
             group = self._route._group
-            broadcast = group.broadcast
+            start_broadcast = group.start_broadcast
 
-            def corrupt(tensor: Any, source: int) -> None:
-                broadcast(tensor, source)
+            def corrupt(tensor: Any, source: int) -> Any:
+                pending = start_broadcast(tensor, source)
+                pending.wait()
                 tensor.view(-1)[0] ^= 1
+                return pending
 
-            group.broadcast = corrupt
+            group.start_broadcast = corrupt
         return await super().receive(manifest, *args)
 
     async def commit(self, version: int) -> Any:

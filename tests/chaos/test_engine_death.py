@@ -118,6 +118,27 @@ def test_engines_join_and_leave_while_the_run_goes_on(chaos_model: Path, tmp_pat
 
 
 @pytest.mark.slow
+def test_engine_that_joins_a_run_of_adapters_makes_its_weights_of_its_own_folder(
+    chaos_model: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft", reason="peft is not installed: pip install 'rayrl[lora]'")
+    lora = {"r": 2, "target_modules": ["q_proj", "down_proj"]}
+    live = LiveRun(
+        run_config(chaos_model, tmp_path, training__lora=lora, transfer__lora="adapters", transfer__probe_every=1)
+    )
+    live.until_step(1)
+    live.kill(live.members("inference")["inference-0"])
+    live.until_replaced("inference", 1)
+    live.more_steps(3)
+    result = live.finish()
+    assert events(result.run_dir, "probe_bad_engine") == events(result.run_dir, "probe_alarm") == []
+    assert result.metrics["probe/compared_weights"] > 0
+    assert result.metrics["probe/logprob_diff"] < 1e-3
+    # Two layers, A and B of two modules of 32 x 32 and 64 x 32, at multiples of 64 bytes.
+    assert result.metrics["transfer/bytes"] == 4 * 2 * (2 * (32 + 32) + 2 * (64 + 32))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_run_survives_kills_at_random_moments(chaos_model: Path, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -75,8 +75,9 @@ class ForgetfulModel(EmbeddedModel):
 
     forgotten: tuple[str, ...] = ()
 
-    def load(self, tensors: Any) -> None:
-        super().load({name: self.weights[name] if name in self.forgotten else item for name, item in tensors.items()})
+    def load(self, tensors: Any, *, may_keep: bool = False) -> bool:
+        kept = {name: self.weights[name] if name in self.forgotten else item for name, item in tensors.items()}
+        return super().load(kept, may_keep=may_keep)
 
 
 class Handle:

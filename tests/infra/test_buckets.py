@@ -50,10 +50,10 @@ def test_buckets_are_consecutive_parts_of_the_stream_for_any_specs(specs, bucket
 
 
 def test_a_tensor_is_split_when_it_is_larger_than_a_bucket() -> None:
-    buckets = plan_buckets([TensorSpec(name="w", shape=(100,), dtype="float32")], 160)
+    buckets = plan_buckets([TensorSpec(name="w", shape=(100,), dtype="float32")], 192)
 
-    assert [bucket.num_bytes for bucket in buckets] == [160, 160, 80]
-    assert [bucket.slices[0].tensor_offset for bucket in buckets] == [0, 160, 320]
+    assert [bucket.num_bytes for bucket in buckets] == [192, 192, 16]
+    assert [bucket.slices[0].tensor_offset for bucket in buckets] == [0, 192, 384]
 
 
 def test_small_tensors_share_a_bucket_when_they_fit() -> None:
@@ -61,8 +61,8 @@ def test_small_tensors_share_a_bucket_when_they_fit() -> None:
 
     (bucket,) = plan_buckets(specs, 1024)
 
-    assert [piece.bucket_offset for piece in bucket.slices] == [0, 16, 32]
-    assert bucket.num_bytes == 38
+    assert [piece.bucket_offset for piece in bucket.slices] == [0, 64, 128]
+    assert bucket.num_bytes == 134
 
 
 def test_there_is_no_bucket_when_there_are_no_bytes() -> None:
@@ -70,7 +70,7 @@ def test_there_is_no_bucket_when_there_are_no_bytes() -> None:
 
 
 def test_bucket_size_is_refused_when_it_is_below_the_alignment() -> None:
-    with pytest.raises(ValueError, match="bucket_bytes=8 is below 16"):
+    with pytest.raises(ValueError, match="bucket_bytes=8 is below 64"):
         plan_buckets([TensorSpec(name="w", shape=(1,), dtype="int8")], 8)
 
 

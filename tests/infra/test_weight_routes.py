@@ -68,12 +68,14 @@ class DamagingGroup:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        self._group.broadcast(tensor, source)
+    def start_broadcast(self, tensor: Tensor, source: int) -> Any:
+        pending = self._group.start_broadcast(tensor, source)
         if self.left is not None:
             self.left -= 1
             if self.left == -1:
+                pending.wait()
                 tensor[5] ^= 1
+        return pending
 
 
 def _gloo() -> Sides:
@@ -101,9 +103,9 @@ def _object_store() -> Sides:
         import ray
 
         refs = list(sent.parcel.content)
-        bucket = ray.get(refs[2], timeout=TIMEOUT_S).copy()
-        bucket[5] ^= 1
-        refs[2] = ray.put(bucket)
+        arrays = [array.copy() for array in ray.get(refs[2], timeout=TIMEOUT_S)]
+        arrays[0][5] ^= 1
+        refs[2] = ray.put(arrays)
         return replace(sent, parcel=replace(sent.parcel, content=tuple(refs)))
 
     routes = [make_stored_route(TransferConfig(backend="object_store"), None) for _ in range(2)]
@@ -324,7 +326,7 @@ def test_objects_are_freed_once_sender_and_parcel_let_go(ray_cluster: None) -> N
     import ray
 
     route = make_stored_route(TransferConfig(backend="object_store"), None)  # type: ignore[arg-type]
-    tensors = {"w": torch.zeros(1 << 18)}
+    tensors = {f"w{index}": torch.zeros(1 << 16) for index in range(4)}
     sent = route.send(manifest_of(tensors, bucket_bytes=1 << 18), tensors.items())
     stored = {ref.hex().encode() for ref in sent.parcel.content}
     # No public call tells what this process keeps alive.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rayrl.errors import TransferError
 from rayrl.infra.buckets import DTYPE_BYTES
+from rayrl.infra.messages import MessageSizes
 from rayrl.infra.weight_transfer import WeightManifest, receive_weights, send_weights, spec_of
 
 
@@ -27,27 +28,49 @@ class LoopbackGroup:
         self.damaged = damaged
         self.log: list[str] = []
         self.num_received = 0
+        self.sent: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.closed = False
 
     def agree(self, topic: str, value: str) -> None:
         self.log.append(f"agree {value}")
 
-    def start_broadcast(self, tensor: torch.Tensor, source: int) -> "LoopbackGroup":
-        self.log.append("send")
-        self.wire.put(tensor.clone())
-        return self
-
-    def wait(self) -> None:
-        self.log.append("sent")
-
-    def broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        tensor.copy_(self.wire.get(timeout=5))
-        if self.damaged is not None and self.damaged[0] == self.num_received:
-            tensor[self.damaged[1]] ^= 1
-        self.num_received += 1
+    def start_broadcast(self, tensor: torch.Tensor, source: int) -> "LoopbackBroadcast":
+        if self.rank == source:
+            self.log.append("send")
+            self.wire.put(tensor.clone())
+            self.sent.append((tensor, tensor.clone()))
+        return LoopbackBroadcast(self, tensor)
 
     def close(self) -> None:
         self.closed = True
+
+
+class LoopbackBroadcast:
+    """One message of a `LoopbackGroup`; a received one arrives when it is waited for."""
+
+    def __init__(self, group: LoopbackGroup, tensor: torch.Tensor) -> None:
+        self.group = group
+        self.tensor = tensor
+
+    def wait(self) -> None:
+        group = self.group
+        if group.rank == 0:
+            tensor, copy = group.sent[group.log.count("sent")]
+            assert tensor.equal(copy), "the bytes of a message changed while it was under way"
+            group.log.append("sent")
+            return
+        self.tensor.copy_(group.wire.get(timeout=5))
+        if group.damaged is not None and group.damaged[0] == group.num_received:
+            self.tensor[group.damaged[1]] ^= 1
+        group.num_received += 1
+
+
+SIZES = [
+    MessageSizes(),
+    MessageSizes(direct=16, packed=64, longest=48),
+    MessageSizes(direct=100, packed=70, longest=100),
+]
+"""All packed but for what is cut by buckets; small direct pieces in parts; and some of both."""
 
 
 def _weights() -> dict[str, torch.Tensor]:
@@ -101,7 +124,7 @@ def test_every_engine_gets_the_same_bits_over_gloo(hosted, run_members, bucket_b
 def _stream_bytes(manifest: WeightManifest) -> int:
     position = 0
     for spec in manifest.tensors:
-        position = -(-position // 16) * 16 + spec.num_bytes
+        position = -(-position // 64) * 64 + spec.num_bytes
     return position
 
 
@@ -166,22 +189,26 @@ def test_nothing_is_sent_when_the_manifests_differ(hosted, run_members) -> None:
 
 
 def _loopback(
-    weights: dict[str, torch.Tensor], bucket_bytes: int, damaged: tuple[int, int] | None = None
+    weights: dict[str, torch.Tensor],
+    bucket_bytes: int,
+    damaged: tuple[int, int] | None = None,
+    sizes: MessageSizes = SIZES[0],
 ) -> tuple[tuple[str, ...], dict[str, torch.Tensor], tuple[str, ...]]:
     wire: queue.Queue[torch.Tensor] = queue.Queue()
     manifest = _manifest(weights, bucket_bytes)
     with ThreadPoolExecutor(1) as pool:
-        receiving = pool.submit(receive_weights, LoopbackGroup(1, wire, damaged), manifest)  # type: ignore[arg-type]
-        sent = send_weights(LoopbackGroup(0, wire), manifest, weights.items())  # type: ignore[arg-type]
+        receiving = pool.submit(receive_weights, LoopbackGroup(1, wire, damaged), manifest, sizes=sizes)  # type: ignore[arg-type]
+        sent = send_weights(LoopbackGroup(0, wire), manifest, weights.items(), sizes=sizes)  # type: ignore[arg-type]
         return sent, *receiving.result()
 
 
 @settings(max_examples=50, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.lists(st.integers(0, 6), max_size=3), st.sampled_from(sorted(DTYPE_BYTES))), max_size=8),
-    bucket_bytes=st.integers(16, 300),
+    bucket_bytes=st.integers(64, 300),
+    sizes=st.sampled_from(SIZES),
 )
-def test_any_tensors_arrive_bit_equal_for_any_bucket_size(rows, bucket_bytes) -> None:
+def test_any_tensors_arrive_bit_equal_for_any_bucket_size(rows, bucket_bytes, sizes) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = {}
     for index, (shape, dtype) in enumerate(rows):
@@ -189,7 +216,7 @@ def test_any_tensors_arrive_bit_equal_for_any_bucket_size(rows, bucket_bytes) ->
         raw = torch.randint(0, 2, (num_bytes,), dtype=torch.uint8, generator=generator)
         weights[f"t{index}"] = raw.view(getattr(torch, dtype)).view(shape)
 
-    sent, staged, received = _loopback(weights, bucket_bytes)
+    sent, staged, received = _loopback(weights, bucket_bytes, sizes=sizes)
 
     _assert_same(staged, weights)
     assert sent == received
@@ -204,9 +231,9 @@ def test_digest_of_one_bucket_differs_when_one_bit_of_it_is_damaged(damaged) -> 
     assert [index for index, (a, b) in enumerate(zip(sent, received, strict=True)) if a != b] == [damaged[0]]
 
 
-def test_tensors_are_asked_for_only_when_the_bucket_before_is_on_its_way() -> None:
+def test_tensors_are_asked_for_only_when_the_messages_before_are_on_their_way() -> None:
     group = LoopbackGroup(0, queue.Queue())
-    weights = {f"w{index}": torch.zeros(64) for index in range(3)}
+    weights = {f"w{index}": torch.zeros(64) for index in range(4)}
 
     def draw() -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in weights.items():
@@ -215,7 +242,23 @@ def test_tensors_are_asked_for_only_when_the_bucket_before_is_on_its_way() -> No
 
     send_weights(group, _manifest(weights, 256), draw())  # type: ignore[arg-type]
 
-    assert group.log[1:] == ["draw w0", "send", "draw w1", "sent", "send", "draw w2", "sent", "send", "sent"]
+    first, *later = ([f"draw w{index}", "send"] for index in range(4))
+    # Two are under way at once.
+    expected = [*first, *later[0], later[1][0], "sent", "send", later[2][0], "sent", "send", "sent", "sent"]
+    assert group.log[1:] == expected
+
+
+def test_large_tensors_are_sent_from_where_they_lie_and_small_ones_packed() -> None:
+    group = LoopbackGroup(0, queue.Queue())
+    weights = {"a": torch.ones(4), "b": torch.ones(64), "c": torch.ones(5), "d": torch.ones(3)}
+    sizes = MessageSizes(direct=128, packed=4096, longest=160)
+
+    send_weights(group, _manifest(weights, 1024), weights.items(), sizes=sizes)  # type: ignore[arg-type]
+
+    start = weights["b"].data_ptr()
+    sent = [(tensor.data_ptr() - start, tensor.numel()) for tensor, _ in group.sent]
+    assert sent[1:3] == [(0, 160), (160, 96)]
+    assert [length for _, length in sent] == [64, 160, 96, 64 + 12]
 
 
 def test_bytes_between_tensors_are_zero_when_a_buffer_is_used_again() -> None:

@@ -13,6 +13,8 @@ from samples import make_engine, random_batch, training_config, weights
 from rayrl.config.model import ModelConfig
 from rayrl.config.training import DeepSpeedEngine, LoraConfig, TrainingConfig
 from rayrl.errors import CheckpointError, ModelError
+from rayrl.inference.adapter_merge import AdapterMerge
+from rayrl.infra.weight_manifest import spec_of
 from rayrl.models.loading import load_causal_lm
 from rayrl.training.engine_check import check_engine
 from rayrl.training.losses import SupervisedLoss
@@ -133,3 +135,28 @@ def test_two_ranks_train_the_same_adapters_on_both_engines(
                 torch.testing.assert_close(actual["weights"][name], tensor, rtol=1e-4, atol=1e-6)
             np.testing.assert_allclose(actual["reference"], expected["reference"], rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(actual["again"], actual["reference"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_engine_makes_of_the_adapters_the_very_weights_that_the_trainer_merges(llama_folder: Path, dtype) -> None:
+    engine = make_engine(llama_folder, _config())
+    engine.train_step(random_batch(), SupervisedLoss())
+    merge = AdapterMerge("inference-0", ModelConfig(path=str(llama_folder), dtype=dtype), _LORA)
+    merge.open()
+
+    adapters = dict(engine.adapter_tensors())
+    merge.check([(spec.name, spec.shape, spec.dtype) for spec in engine.adapter_specs()])
+    merged = merge.merge(adapters, None)
+
+    assert [spec_of(name, item) for name, item in adapters.items()] == list(engine.adapter_specs())
+    assert len(adapters) == 2 * len(_ADAPTED)
+    assert merge.specs == engine.weight_specs(dtype)
+    for name, tensor in engine.weight_tensors(dtype):
+        assert merged[name].equal(tensor), name
+
+
+def test_there_are_no_adapters_to_publish_without_lora(llama_folder: Path) -> None:
+    engine = make_engine(llama_folder, _config(lora=None))
+
+    assert engine.adapter_specs() == ()
+    assert list(engine.adapter_tensors()) == []
