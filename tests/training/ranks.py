@@ -1,5 +1,6 @@
 """Run functions on several ranks of a real gloo group; importable in the spawned processes."""
 
+import functools
 import multiprocessing
 import traceback
 import uuid
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from rayrl.training import layout
 
 _TIMEOUT_S = 120
 
@@ -75,8 +78,18 @@ def run_on_ranks(function: Callable[..., Any], world_size: int, folder: Path, *a
         pool.close()
 
 
+def _share_meshes() -> None:
+    """Make one mesh for all engines of one shape in this process.
+
+    A mesh is ten process groups, and each group of gloo has a thread that wakes up a hundred times a second until the
+    process ends: after a hundred cases the machine would do little else.
+    """
+    layout.init_device_mesh = functools.cache(layout.init_device_mesh)  # type: ignore[attr-defined]
+
+
 def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    _share_meshes()
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(store, world_size),
