@@ -34,7 +34,8 @@ from rayrl.training.engine import TrainEngineSettings
 from rayrl.training.losses import SupervisedLoss
 from rayrl.training.registry import make_train_engine
 
-PARTS = ("one-rank", "two-ranks", "packing")
+PARTS = {"one-rank": 1.0, "two-ranks": 2.0, "packing": 1.5}
+"""The comparisons, and the tokens of a step of each as multiples of `--tokens`."""
 BATCH_ROWS = 8
 TIMEOUT_S = 280.0
 Step = Callable[[], None]
@@ -208,7 +209,7 @@ def contestants_of(part: str, common: dict[str, Any]) -> dict[str, dict[str, Any
 
 def run_part(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Let the sides of a comparison take turns; print and return their tokens per second."""
-    lengths = lengths_of(part, arguments.tokens * (2 if part == "two-ranks" else 1))
+    lengths = lengths_of(part, round(arguments.tokens * PARTS[part]))
     config = json.loads((Path(arguments.model) / "config.json").read_text(encoding="utf-8"))
     common = {
         "model": arguments.model,
@@ -244,12 +245,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=(*PARTS, "all"), nargs="?", default="all")
     parser.add_argument("--model", default="models/smollm2-135m-instruct")
-    parser.add_argument("--tokens", type=int, default=1200, help="tokens of one step and rank")
+    parser.add_argument("--tokens", type=int, default=800, help="tokens of one step of one rank")
     parser.add_argument("--micro-batch-tokens", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    parts = PARTS if arguments.part == "all" else (arguments.part,)
+    parts = list(PARTS) if arguments.part == "all" else [arguments.part]
     results = {part: run_part(part, arguments) for part in parts}
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(results, indent=1), encoding="utf-8")

@@ -11,14 +11,26 @@ import torch
 from samples import make_engine, random_batch, training_config, weights
 
 from rayrl.config.algorithm import AlgorithmConfig
+from rayrl.config.training import DeepSpeedEngine, FsdpEngine, TrainingConfig
 from rayrl.training.batch import TrainBatch
 from rayrl.training.critic import ValueLoss
 from rayrl.training.losses import LossFunction, PolicyLoss, SupervisedLoss
 
 RTOL, ATOL = 1e-4, 1e-6
 LARGE, SMALL = 8192, 48
-ADAM = {"lr": 1e-3, "eps": 1e-3}
-"""Adam divides by the size of the gradient: with a tiny eps the rounding of a gradient near 0 becomes a whole step."""
+OPTIMIZERS = {"adam": {"lr": 1e-4, "eps": 1e-8}, "linear": {"lr": 3e-2, "eps": 1e-1}}
+"""Two courses of AdamW, as each hides what the other shows.
+
+`adam`: the default eps. A change is lr g / |g|, nearly the same for all sizes of the gradient. The relative rounding of
+an element, which is large where summands cancel out, moves a weight by lr times as much: at 1e-4 that stays below the
+tolerance down to elements that are right to a hundredth, while a wrong sign moves the weight by 2e-4.
+
+`linear`: eps above nearly all elements of the clipped gradient (norm 1). A change is about lr / eps g, so that a wrong
+factor of a part of the gradient, of the clipping or of the second gradient shows; rounding is not magnified. Here the
+changes themselves are compared, at the same tolerances, and not only the weights, next to which they are small.
+"""
+WAYS = ((LARGE, True, True), (SMALL, False, True), (LARGE, False, False), (SMALL, True, False))
+"""Tokens of a micro-batch, shared prompts, packing: every pair of values of any two of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +47,26 @@ class Case:
     """Tokens of a micro-batch."""
     share: bool = True
     """Shared rows, or one row for each trajectory."""
+    optimizer: str = "linear"
+    """One of `OPTIMIZERS`."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """Options of the engine."""
+    """Options of the engine; with `zero_stage` it is that of DeepSpeed."""
+
+
+def ways_of(model: str, loss: str, kind: str, engine: dict[str, Any] | None = None) -> list[Case]:
+    """One batch cut in each of `WAYS`, both optimizers among them."""
+    return [
+        Case(
+            model=model,
+            kind=kind,
+            loss=loss,
+            budget=budget,
+            share=share,
+            optimizer="adam" if share else "linear",
+            engine={"packing": packing} | (engine or {}),
+        )
+        for budget, share, packing in WAYS
+    ]
 
 
 def make_loss(name: str) -> LossFunction:
@@ -64,12 +94,15 @@ def make_batch(kind: str) -> TrainBatch:
 
 def two_steps(engine: Any, batch: TrainBatch, loss_fn: LossFunction) -> dict[str, Any]:
     """Gradient, weights and outputs after two optimizer steps."""
+    before = weights(engine)
     gradients = engine.gradients(batch, loss_fn)
     steps = [engine.train_step(batch, loss_fn) for _ in range(2)]
+    after = weights(engine)
     is_value = isinstance(loss_fn, ValueLoss)
     return {
         "gradients": gradients,
-        "weights": weights(engine),
+        "weights": after,
+        "changes": {name: tensor - before[name] for name, tensor in after.items()},
         "outputs": engine.forward_values(batch) if is_value else engine.forward_logprobs(batch),
         "losses": [step.loss for step in steps],
         "norms": [step.grad_norm for step in steps],
@@ -77,14 +110,31 @@ def two_steps(engine: Any, batch: TrainBatch, loss_fn: LossFunction) -> dict[str
     }
 
 
+def _config(case: Case, parallel: dict[str, int] | None) -> TrainingConfig:
+    options = dict(case.engine)
+    config = training_config(parallel=parallel, micro_batch_tokens=case.budget, **OPTIMIZERS[case.optimizer])
+    if "zero_stage" in options:
+        engine: Any = DeepSpeedEngine(type="deepspeed", logprob_chunk_tokens=8, **options)
+    else:
+        engine = FsdpEngine(type="fsdp", logprob_chunk_tokens=8, **options)
+    return config.model_copy(update={"engine": engine})
+
+
 def run_case(case: Case, rank: int = 0, world_size: int = 1, parallel: dict[str, int] | None = None) -> dict[str, Any]:
     """What one rank has after two steps."""
-    config = training_config(parallel=parallel, micro_batch_tokens=case.budget, **ADAM, **case.engine)
     head = "scalar" if case.loss == "value" else "policy"
     engine = make_engine(
-        Path(case.model), config, rank=rank, world_size=world_size, share_prompts=case.share, head=head
+        Path(case.model),
+        _config(case, parallel),
+        rank=rank,
+        world_size=world_size,
+        share_prompts=case.share,
+        head=head,
     )
-    return two_steps(engine, make_batch(case.kind), make_loss(case.loss))
+    result = two_steps(engine, make_batch(case.kind), make_loss(case.loss))
+    if case.optimizer != "linear":
+        del result["changes"]
+    return result
 
 
 def run_cases(rank: int, world_size: int, parallel: dict[str, int], cases: list[Case]) -> list[dict[str, Any]]:
@@ -94,19 +144,30 @@ def run_cases(rank: int, world_size: int, parallel: dict[str, int], cases: list[
 
 
 @cache
-def reference(model: str, kind: str, loss: str) -> dict[str, Any]:
-    """One process, one micro-batch, plain rows."""
-    return run_case(Case(model=model, kind=kind, loss=loss, share=False))
+def reference(model: str, kind: str, loss: str, optimizer: str = "linear") -> dict[str, Any]:
+    """One process, one micro-batch, plain rows below each other."""
+    return run_case(
+        Case(model=model, kind=kind, loss=loss, share=False, optimizer=optimizer, engine={"packing": False})
+    )
+
+
+def reference_of(case: Case) -> dict[str, Any]:
+    """What a case must give."""
+    return reference(case.model, case.kind, case.loss, case.optimizer)
 
 
 def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     """Everything that is there is that of the reference."""
-    for part in ("gradients", "weights"):
+    for part in ("gradients", "weights", "changes"):
         if part in actual:
             assert actual[part].keys() == expected[part].keys()
             for name, tensor in expected[part].items():
                 torch.testing.assert_close(
-                    actual[part][name], tensor, rtol=RTOL, atol=ATOL, msg=lambda text, name=name: f"{name}: {text}"
+                    actual[part][name],
+                    tensor,
+                    rtol=RTOL,
+                    atol=ATOL,
+                    msg=lambda text, where=f"{part} of {name}": f"{where}: {text}",
                 )
     if "outputs" in actual:
         np.testing.assert_allclose(actual["outputs"], expected["outputs"], rtol=RTOL, atol=1e-5)

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from rayrl.training import layout
 
-_TIMEOUT_S = 120
+_TIMEOUT_S = 600
+"""Of one call, which may be a whole list of cases on a busy machine, and of the collectives in it."""
 
 
 class RankPool:

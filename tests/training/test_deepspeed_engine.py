@@ -16,6 +16,7 @@ from zero_cases import (
     head_of,
     loss_of,
     publish,
+    publish_in_buckets,
     read,
     reference,
     reload,
@@ -148,3 +149,17 @@ def test_divided_weights_are_published_whole_in_the_order_announced(
     exported = weights(make_engine(tmp_path / "export"))
     for name, tensor in load_causal_lm(llama_folder).named_parameters():
         assert exported[name].equal(tensor), name
+
+
+def test_no_more_than_a_bucket_of_divided_weights_is_whole_at_once(llama_folder: Path, two_ranks: RankPool) -> None:
+    alone = make_engine(llama_folder, training_config(**ADAM))
+    alone.train_step(batch_of("ragged"), loss_of("grpo"))
+    expected = weights(alone)
+    bucket = 4 * max(tensor.numel() for tensor in expected.values())
+    assert sum(4 * tensor.numel() for tensor in expected.values()) > 4 * bucket
+
+    for results in two_ranks.run(publish_in_buckets, str(llama_folder), bucket):
+        assert 0 < results["most"] <= bucket
+        assert results["left"] < bucket
+        for name, tensor in expected.items():
+            torch.testing.assert_close(results["weights"][name], tensor, rtol=_RTOL, atol=_ATOL)

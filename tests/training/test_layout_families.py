@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gradient_cases import SMALL, Case, assert_same, reference, run_cases
+from gradient_cases import SMALL, Case, assert_same, reference_of, run_cases
 from ranks import RankPool
 
 _FAMILIES: dict[str, dict[str, Any]] = {
@@ -63,6 +63,6 @@ def test_families_give_the_reference_update(
 
     for name, case, actual in zip(families, cases, results, strict=True):
         try:
-            assert_same(actual, reference(case.model, case.kind, case.loss))
+            assert_same(actual, reference_of(case))
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error

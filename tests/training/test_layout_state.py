@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gradient_cases import ADAM
+from gradient_cases import OPTIMIZERS
 from ranks import RankPool
 from samples import make_engine, random_batch, training_config, weights, write_llama, write_moe
 
@@ -20,7 +20,7 @@ _ALONE: dict[str, int] = {"data": 1}
 
 
 def _engine(rank: int, world_size: int, parallel: dict[str, int], model: str, **options: Any) -> Any:
-    config = training_config(parallel=parallel, **ADAM, **options)
+    config = training_config(parallel=parallel, **OPTIMIZERS["linear"], **options)
     return make_engine(Path(model), config, rank=rank, world_size=world_size)
 
 

@@ -5,24 +5,36 @@ from itertools import product
 
 import pytest
 import torch
-from gradient_cases import LARGE, SMALL, Case, assert_same, reference, run_case, run_cases
+from gradient_cases import (
+    LARGE,
+    SMALL,
+    Case,
+    assert_same,
+    reference,
+    reference_of,
+    run_case,
+    run_cases,
+    ways_of,
+)
 from ranks import RankPool
 from samples import write_llama, write_moe
 
 _LAYOUTS: dict[str, dict[str, int]] = {
     "data2": {"data": 2},
+    "data4": {"data": 4},
     "tensor2": {"tensor": 2},
     "context2": {"context": 2},
-    "replicate2": {"replicate": 2},
-    "data4": {"data": 4},
     "data2-tensor2": {"data": 2, "tensor": 2},
+}
+_FURTHER_LAYOUTS: dict[str, dict[str, int]] = {
+    "replicate2": {"replicate": 2},
     "replicate2-data2": {"replicate": 2, "data": 2},
     "data2-context2": {"data": 2, "context": 2},
     "context2-tensor2": {"context": 2, "tensor": 2},
 }
-_MOE_LAYOUTS: dict[str, dict[str, int]] = {
+_EXPERTS: dict[str, int] = {"data": 2, "expert": 2}
+_FURTHER_MOE_LAYOUTS: dict[str, dict[str, int]] = {
     "data2": {"data": 2},
-    "expert2": {"data": 2, "expert": 2},
     "tensor2": {"tensor": 2},
     "data4-expert2": {"data": 4, "expert": 2},
     "expert2-tensor2": {"data": 2, "expert": 2, "tensor": 2},
@@ -48,9 +60,11 @@ def _assert_reference(pools: Mapping[int, RankPool], axes: dict[str, int], cases
     world_size = axes.get("replicate", 1) * axes.get("data", 1) * axes.get("context", 1) * axes.get("tensor", 1)
     ranks = pools[world_size].run(run_cases, axes, cases)
     for number, case in enumerate(cases):
-        expected = reference(case.model, case.kind, case.loss)
-        for results in ranks:
-            assert_same(results[number], expected)
+        for rank, results in enumerate(ranks):
+            try:
+                assert_same(results[number], reference_of(case))
+            except AssertionError as error:
+                raise AssertionError(f"rank {rank}, {case}: {error}") from error
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "plain"])
@@ -76,7 +90,7 @@ def test_a_layout_gives_the_reference_update(
         Case(model=models["tied"], loss="value", budget=SMALL),
     ]
 
-    _assert_reference(rank_pools, _LAYOUTS[layout], cases)
+    _assert_reference(rank_pools, (_LAYOUTS | _FURTHER_LAYOUTS)[layout], cases)
 
 
 @pytest.mark.distributed
@@ -86,43 +100,109 @@ def test_spread_experts_give_the_reference_update(
 ) -> None:
     cases = [Case(model=models[model], budget=SMALL), Case(model=models[model], kind="idle", loss="sft", share=False)]
 
-    _assert_reference(rank_pools, _MOE_LAYOUTS["expert2"], cases)
+    _assert_reference(rank_pools, _EXPERTS, cases)
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["ragged", "idle"])
 @pytest.mark.parametrize("loss", ["grpo", "gspo", "sft", "value"])
+@pytest.mark.parametrize("model", ["tied", "untied", "odd"])
+def test_one_rank_gives_the_reference_update_with_every_way_to_cut_a_batch(
+    model: str, loss: str, kind: str, models: dict[str, str]
+) -> None:
+    if (model, loss) == ("odd", "value"):
+        pytest.skip("the model has no scalar head")
+    for case in ways_of(models[model], loss, kind):
+        assert_same(run_case(case), reference_of(case))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.distributed
+@pytest.mark.parametrize("loss", ["grpo", "sft", "value"])
 @pytest.mark.parametrize("layout", _LAYOUTS)
 def test_every_layout_gives_the_reference_update_with_every_way_to_cut_a_batch(
     layout: str, loss: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
 ) -> None:
-    cases = [
-        Case(model=models["tied"], kind=kind, loss=loss, budget=budget, share=share)
-        for kind, budget, share in product(("ragged", "idle"), (LARGE, SMALL), (True, False))
-    ]
-    cases += [
-        Case(model=models[name], kind=kind, loss=loss, budget=SMALL)
-        for name, kind in product(["untied"] + ([] if loss == "value" else ["odd"]), ("ragged", "idle"))
-    ]
+    cases = [case for kind in ("ragged", "idle") for case in ways_of(models["tied"], loss, kind)]
+    cases += ways_of(models["untied"], loss, "ragged")[:2] + ways_of(models["untied"], loss, "idle")[2:]
+    cases += [] if loss == "value" else ways_of(models["odd"], loss, "ragged")[1:3]
 
     _assert_reference(rank_pools, _LAYOUTS[layout], cases)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.distributed
-@pytest.mark.parametrize("loss", ["grpo", "sft"])
-@pytest.mark.parametrize("layout", _MOE_LAYOUTS)
-def test_every_layout_of_experts_gives_the_reference_update_with_every_way_to_cut_a_batch(
-    layout: str, loss: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+@pytest.mark.parametrize("layout", _LAYOUTS | _FURTHER_LAYOUTS)
+def test_every_layout_gives_the_reference_update_of_ratios_of_sequences(
+    layout: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    cases = ways_of(models["tied"], "gspo", "ragged") + ways_of(models["untied"], "gspo", "idle")[:2]
+
+    _assert_reference(rank_pools, (_LAYOUTS | _FURTHER_LAYOUTS)[layout], cases)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.distributed
+@pytest.mark.parametrize("layout", _FURTHER_LAYOUTS)
+def test_mixed_layouts_give_the_reference_update(
+    layout: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
 ) -> None:
     cases = [
-        Case(model=models[name], kind=kind, loss=loss, budget=budget, share=share)
-        for name, kind, (budget, share) in product(
-            ("mixtral", "qwen3_moe"), ("ragged", "idle"), ((LARGE, True), (SMALL, True), (SMALL, False))
-        )
+        case
+        for loss in ("grpo", "sft", "value")
+        for case in ways_of(models["tied"], loss, "ragged")[:2] + ways_of(models["untied"], loss, "idle")[2:]
     ]
 
-    _assert_reference(rank_pools, _MOE_LAYOUTS[layout], cases)
+    _assert_reference(rank_pools, _FURTHER_LAYOUTS[layout], cases)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["ragged", "idle"])
+@pytest.mark.parametrize("loss", ["grpo", "sft"])
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
+def test_spread_experts_give_the_reference_update_with_every_way_to_cut_a_batch(
+    model: str, loss: str, kind: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    _assert_reference(rank_pools, _EXPERTS, ways_of(models[model], loss, kind))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.distributed
+@pytest.mark.parametrize("layout", _FURTHER_MOE_LAYOUTS)
+def test_mixed_layouts_of_experts_give_the_reference_update(
+    layout: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    cases = [
+        case
+        for model, loss in product(("mixtral", "qwen3_moe"), ("grpo", "sft"))
+        for case in ways_of(models[model], loss, "ragged")[1:2] + ways_of(models[model], loss, "idle")[2:]
+    ]
+
+    _assert_reference(rank_pools, _FURTHER_MOE_LAYOUTS[layout], cases)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.distributed
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("loss", ["grpo", "sft", "value"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_every_stage_of_zero_gives_the_reference_update_with_every_way_to_cut_a_batch(
+    stage: int, loss: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+) -> None:
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'rayrl[deepspeed]'")
+    engine = {"zero_stage": stage}
+    cases = [case for kind in ("ragged", "idle") for case in ways_of(models["tied"], loss, kind, engine)]
+    cases += ways_of(models["untied"], loss, "ragged", engine)[:2]
+
+    _assert_reference(rank_pools, {"data": 2}, cases)
 
 
 @pytest.mark.distributed
@@ -145,6 +225,7 @@ def test_bfloat16_products_are_close_to_float32_on_one_rank_and_on_two(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "engine",
@@ -161,7 +242,7 @@ def test_options_of_the_engine_give_the_reference_update(
     _assert_reference(rank_pools, _LAYOUTS["tensor2"], [dense[0], value])
     _assert_reference(rank_pools, _LAYOUTS["data2"], dense[1:])
     _assert_reference(rank_pools, _LAYOUTS["context2"], dense[:1])
-    _assert_reference(rank_pools, _MOE_LAYOUTS["expert2"], experts)
+    _assert_reference(rank_pools, _EXPERTS, experts)
 
 
 @pytest.mark.distributed
@@ -171,10 +252,11 @@ def test_options_of_the_engine_together_give_the_reference_update(
     engine = {"activation_checkpointing": True, "cpu_offload": True, "sharded_load": True}
 
     _assert_reference(rank_pools, _LAYOUTS["tensor2"], [Case(model=models["tied"], budget=SMALL, engine=engine)])
-    _assert_reference(rank_pools, _MOE_LAYOUTS["expert2"], [Case(model=models["qwen3_moe"], engine=engine)])
+    _assert_reference(rank_pools, _EXPERTS, [Case(model=models["qwen3_moe"], engine=engine)])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.distributed
 def test_compiled_blocks_give_the_reference_update(models: dict[str, str], rank_pools: Mapping[int, RankPool]) -> None:
     _assert_reference(rank_pools, _LAYOUTS["data2"], [Case(model=models["tied"], engine={"compile": True})])

@@ -164,3 +164,29 @@ def publish(rank: int, world_size: int, folder: str, export: str) -> dict[str, A
     engine.export_hf(Path(export))
     published = [(name, tensor.clone()) for name, tensor in engine.weight_tensors("bfloat16")]
     return {"specs": engine.weight_specs("bfloat16"), "published": published}
+
+
+def publish_in_buckets(rank: int, world_size: int, folder: str, bucket_bytes: int) -> dict[str, Any]:
+    """A step and a publication of ZeRO 3 that divides every parameter; the most bytes that were whole at once."""
+    from rayrl.training import deepspeed_engine
+
+    options, size = deepspeed_engine.deepspeed_options, deepspeed_engine._GATHER_BYTES
+
+    def divide_all(*args: Any) -> dict[str, Any]:
+        result = options(*args)
+        # Below this number of elements parameters stay whole, which would be all of a tiny model.
+        result["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return result
+
+    deepspeed_engine.deepspeed_options, deepspeed_engine._GATHER_BYTES = divide_all, bucket_bytes
+    try:
+        engine = _engine(rank, world_size, folder, zero_config(3, data=world_size))
+        engine.train_step(batch_of("ragged"), loss_of("grpo"))
+        most, published = 0, {}
+        for name, tensor in engine.weight_tensors("float32"):
+            published[name] = tensor.clone()
+            most = max(most, sum(4 * weight.numel() for weight in engine._weights.values()))
+    finally:
+        deepspeed_engine.deepspeed_options, deepspeed_engine._GATHER_BYTES = options, size
+    left = sum(4 * weight.numel() for weight in engine._weights.values())
+    return {"weights": published, "most": most, "left": left}
