@@ -61,6 +61,7 @@ class SharedMemoryTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         )
         finalize_layerwise_reload(self.model, self.model_config)
         _process_tied(self.model)
+        _pack_experts(self.model)
 
     def finish_weight_update(self) -> None:
         """Nothing is left to do."""
@@ -90,3 +91,16 @@ def _process_tied(model: Any) -> None:
         if weight.data_ptr() in seen and hasattr(layer, "quant_method"):
             layer.quant_method.process_weights_after_loading(layer)
         seen.add(weight.data_ptr())
+
+
+def _pack_experts(model: Any) -> None:
+    """Bring the experts into the layout that kernels on CPUs read.
+
+    vLLM does that when it loads a model, but not when weights are updated: its kernels would read the new ones as if
+    they were packed. vllm 0.32.
+    """
+    for layer in model.modules():
+        if not hasattr(layer, "w13_weight") or not hasattr(layer.quant_method, "moe_kernel"):
+            continue
+        if layer.w13_weight.device.type == "cpu":
+            layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)

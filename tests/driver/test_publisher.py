@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,22 @@ async def test_engines_commit_only_after_all_have_acknowledged(config: RunConfig
     assert (record.version, record.engines, record.num_bytes) == (3, ("inference-0", "inference-1"), 16)
     assert (record.load_s, record.pause_s) == (2.0, 3.0), "of the slowest engine"
     assert set(stage.publisher.serving) == {"inference-0", "inference-1"}
+
+
+@pytest.mark.asyncio
+async def test_seconds_of_the_trainer_and_of_the_slowest_engine_are_recorded(config: RunConfig) -> None:
+    def receive(index: int, manifest: WeightManifest, *_: Any) -> EngineAck:
+        times = {"wire": 1.0 + index, "digest": 0.5 - 0.1 * index}
+        return replace(good_ack(index, manifest), times=times)
+
+    stage = Stage(config, receive=receive)
+    sent = SentWeights(digests=("aa", "bb"), parcel=None, times={"pack": 0.25})
+    stage.train.answers["send_weights"] = lambda index, version: sent
+
+    phases = dict((await stage.publisher.publish(3)).phases)
+
+    assert phases.pop("prepare") >= 0
+    assert phases == {"send_pack": 0.25, "receive_wire": 2.0, "receive_digest": 0.5}
 
 
 @pytest.mark.asyncio
