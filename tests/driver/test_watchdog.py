@@ -22,9 +22,13 @@ from rayrl.errors import StallError
 from rayrl.inference.scripted import ScriptedModel, scripted_engine
 from rayrl.inference.step_gate import StepGate
 from rayrl.infra.actor_group import Member
+from rayrl.rollout.episode_board import EpisodeBoard
+from rayrl.types.prompt import Prompt, PromptId
+from rayrl.types.protocols import EpisodeContext, RewardResult
 from rayrl.types.sampling import GenerationRequest, SamplingParams
 
 QUEUE = 2
+PROMPT = Prompt(id=PromptId(dataset="sums", epoch=0, ordinal=3), text="1+3=")
 
 
 class Remote:
@@ -67,7 +71,10 @@ async def no_episodes() -> dict[str, Any]:
 
 @asynccontextmanager
 async def watched(
-    tmp_path: Path, gate: StepGate | None = None, on_stall: str = "stop"
+    tmp_path: Path,
+    gate: StepGate | None = None,
+    on_stall: str = "stop",
+    worker: Callable[[], Awaitable[Any]] = no_episodes,
 ) -> AsyncIterator[tuple[Watchdog, Any, Progress]]:
     """Yield a watchdog over a scripted engine with two requests in it, and the engine."""
     data = {
@@ -87,7 +94,7 @@ async def watched(
     await engine.load(0, {})
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
     progress = Progress()
-    groups: Any = [Group("inference", engine.status), Group("rollout", no_episodes)]
+    groups: Any = [Group("inference", engine.status), Group("rollout", worker)]
     rollouts: Any = Rollouts()
     try:
         yield (
@@ -147,6 +154,52 @@ async def test_full_queue_is_named(tmp_path: Path) -> None:
             with pytest.raises(StallError, match=r"the queue of engine inference-0 is full: 2 requests wait"):
                 await watchdog.guard(hang())
             gate.allow(100)
+
+
+class Stuck:
+    """A reward that does not return."""
+
+    async def score(self, prompt: Prompt, completion: str) -> RewardResult:
+        await hang()
+        raise AssertionError("it never returns")
+
+
+async def stuck_in_reward(context: EpisodeContext) -> None:
+    await context.reward.score(PROMPT, "4")
+
+
+async def endless(context: EpisodeContext) -> None:
+    await hang()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("episode", "words"),
+    [
+        (stuck_in_reward, r"the reward does not return: episode sums/0/3#1 is in scoring for"),
+        (endless, r"the workflow does not return: episode sums/0/3#1 is in workflow for"),
+    ],
+)
+async def test_episode_that_does_not_end_is_named_with_its_stage(
+    tmp_path: Path, episode: Callable[[EpisodeContext], Awaitable[None]], words: str
+) -> None:
+    unused: Any = None
+    board = EpisodeBoard()
+    given = EpisodeContext(sampler=unused, reward=Stuck(), tokenizer=unused, params=unused, max_context=8)
+
+    async def run() -> None:
+        with board.episode(PROMPT.id, 1, given) as context:
+            await episode(context)
+
+    async def status() -> dict[str, Any]:
+        return {"oldest_episodes": board.oldest(4)}
+
+    async with watched(tmp_path, worker=status) as (watchdog, _, _):
+        running = asyncio.create_task(run())
+        with pytest.raises(StallError, match=words):
+            await watchdog.guard(hang())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.asyncio
