@@ -14,8 +14,8 @@ from rayrl.cli.exit_code import ExitCode
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.usefixtures("ray_cluster")]
 
 STEPS_PER_POINT = 3
-LAST_POINT = 5
-"""Transactions of the ledger from the start of a driver to its end, at most; a step has one, the start three."""
+FIRST_POINT, LAST_POINT = 2, 6
+"""Transactions of the ledger from the start of a driver to its end; a step has one, the start three."""
 
 
 def run_to_the_end(config: RunConfig) -> None:
@@ -47,11 +47,13 @@ def test_killed_and_resumed_run_ends_with_the_same_bits_and_ledger(
     chaos_model: Path, tmp_path: Path, num_points: int
 ) -> None:
     address = ray.get_runtime_context().gcs_address
-    rng = random.Random(num_points)
-    points = [rng.randint(1, LAST_POINT) for _ in range(num_points)]
+    rng = random.Random(num_points + 1)
+    points = [rng.randint(FIRST_POINT, LAST_POINT) for _ in range(num_points)]
     num_steps = STEPS_PER_POINT * num_points
-    undisturbed = deterministic_config(chaos_model, tmp_path / "a", "undisturbed", num_steps)
-    killed = deterministic_config(chaos_model, tmp_path / "b", "killed", num_steps)
+    # Starting actors is what this costs: with many points one rollout worker must do.
+    size = {"rollout__num_workers": 2 if num_points == 2 else 1}
+    undisturbed = deterministic_config(chaos_model, tmp_path / "a", "undisturbed", num_steps, **size)
+    killed = deterministic_config(chaos_model, tmp_path / "b", "killed", num_steps, **size)
 
     run_to_the_end(undisturbed)
     num_killed = run_with_kills(killed, address, points)
