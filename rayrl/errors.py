@@ -50,6 +50,10 @@ class ActorDied(ActorError):
     """The process of an actor is gone; nothing that is asked of it will ever be answered."""
 
 
+class ActorUnreachable(ActorError):
+    """A call did not reach an actor, which may be back in a moment, or dead with its node and not yet known to be."""
+
+
 class DeadlineExceeded(RayrlError, TimeoutError):
     """A wait on another process ran out of time; the message names phase, actor, node and since when."""
 

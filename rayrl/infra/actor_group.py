@@ -16,7 +16,7 @@ from typing import Any, Self
 import ray
 from ray.exceptions import RayError
 
-from rayrl.errors import ActorDied, DeadlineExceeded, RayrlError
+from rayrl.errors import ActorDied, ActorUnreachable, DeadlineExceeded, RayrlError
 from rayrl.infra.failures import explain_failure, is_death
 from rayrl.infra.identity import ActorLabel
 from rayrl.infra.outcomes import PendingCall
@@ -204,7 +204,8 @@ class ActorGroup:
         return await wait_for(ref, seconds=seconds, phase=phase, actor=member.label, what=f"{method}()")
 
     async def call_any(self, method: str, *args: Any, seconds: float, phase: str) -> Any:
-        """Call the first member, and another one if it dies; waits while there is none. Raises as `waiting.wait_for`.
+        """Call the first member, and another one if it dies; waits while there is none, or while it cannot be reached.
+        Raises as `waiting.wait_for`.
 
         For calls that may be repeated: one that died may have done its work before.
         """
@@ -219,6 +220,10 @@ class ActorGroup:
             except ActorDied as error:
                 dead.add(member.name)
                 _LOG.warning("%s goes to another member of %s: %s", phase, self.name, str(error).splitlines()[0])
+            except ActorUnreachable as error:
+                # Lost with its node, perhaps: whoever watches the members takes it out once that is known.
+                _LOG.warning("%s is tried again: %s", phase, str(error).splitlines()[0])
+                await asyncio.sleep(min(_UNREACHABLE_S, left))
 
     async def wait_member(self, deadline: float, *, phase: str, avoid: Collection[str] = ()) -> Member:
         """Return the first member that is not to be avoided. DeadlineExceeded at `deadline` on the loop's clock."""

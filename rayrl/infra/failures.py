@@ -5,7 +5,7 @@ import re
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 import rayrl.errors
-from rayrl.errors import ActorDied, ActorError, RayrlError
+from rayrl.errors import ActorDied, ActorError, ActorUnreachable, RayrlError
 from rayrl.infra.identity import ActorLabel
 from rayrl.infra.stderr_tail import describe_stderr, locate_actor
 
@@ -22,7 +22,8 @@ def explain_failure(error: RayError, *, phase: str, actor: ActorLabel | str) -> 
     """Return the error to raise, from `error`, for a call that failed.
 
     An error of rayrl that was raised in the actor comes back as it was, with a note on where. Anything else
-    becomes an ActorError, the death of the actor an ActorDied. Reads the actor's log: may block for some seconds.
+    becomes an ActorError: the death of the actor an ActorDied, a lost connection to it an ActorUnreachable. Reads
+    the actor's log: may block for some seconds.
     """
     own = _own_error(error)
     if own is not None:
@@ -37,7 +38,8 @@ def explain_failure(error: RayError, *, phase: str, actor: ActorLabel | str) -> 
         return ActorError(f"{phase}: {found} failed:\n{tail}")
     if is_death(error):
         return ActorDied(f"{phase}: {found} died: {text}\n{describe_stderr(found)}")
-    return ActorError(f"{phase}: {found} could not be called: {text}\n{describe_stderr(found)}")
+    kind = ActorUnreachable if isinstance(error, ActorUnavailableError) else ActorError
+    return kind(f"{phase}: {found} could not be called: {text}\n{describe_stderr(found)}")
 
 
 def _own_error(error: RayError) -> RayrlError | None:
