@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from rayrl.audit.run_record import RunRecord
 from rayrl.audit.step_rollouts import StepRollouts
-from rayrl.checkpoint.ledger_events import RUN_ENDED
-from rayrl.checkpoint.ledger_reader import PromptRow, StepRow
+from rayrl.checkpoint.ledger_events import ROLLOUT_LOG_LOST, RUN_ENDED, RUN_STARTED
+from rayrl.checkpoint.ledger_reader import EventRow, PromptRow, StepRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,27 @@ def ended_in_order(run: RunRecord) -> bool:
     return bool(run.ledger.events) and run.ledger.events[-1].kind == RUN_ENDED
 
 
+def lost_log_event(run: RunRecord, view: StepView) -> EventRow | None:
+    """Return the event that says why the file of a step was never written, if there is one."""
+    starts = [event.position for event in run.ledger.events if event.kind == RUN_STARTED]
+    position = view.row.stamp.position
+    for event in run.ledger.events:
+        if event.kind != ROLLOUT_LOG_LOST:
+            continue
+        end = min((start for start in starts if start > event.position), default=run.ledger.position + 1)
+        began = max((start for start in starts if start < event.position), default=0)
+        # A write ends after its step, and often after the next one.
+        if began < position < end and (view.row.step >= event.step or position > event.position):
+            return event
+    return None
+
+
 def expects_rollouts(run: RunRecord, view: StepView) -> bool:
     """Whether the file of a step must be there. The log is written one step behind, checkpoints wait for it: a run
     that was cut off, had to leave early, or still goes on, may lack the file of its last step."""
     is_done = ended_in_order(run) and run.ledger.events[-1].detail.get("status") == "done"
-    return run.config.tracking.rollout_log and (is_done or not view.is_last)
+    is_written = run.config.tracking.rollout_log and lost_log_event(run, view) is None
+    return is_written and (is_done or not view.is_last)
 
 
 def masked_below(run: RunRecord, view: StepView) -> int | None:

@@ -2,7 +2,7 @@
 
 from rayrl.audit.finding import Finding, judge
 from rayrl.audit.run_record import RunRecord
-from rayrl.audit.step_view import StepView, expects_rollouts, step_views, tokens_in_loss
+from rayrl.audit.step_view import StepView, expects_rollouts, lost_log_event, step_views, tokens_in_loss
 
 
 def check_steps(run: RunRecord) -> Finding:
@@ -36,7 +36,12 @@ def check_denominators(run: RunRecord) -> Finding:
 def _missing(run: RunRecord) -> str:
     if not run.config.tracking.rollout_log:
         return "the rollout log: tracking.rollout_log is off"
-    old = [view.row.step for view in step_views(run) if "data_digest" not in view.row.detail]
+    views = step_views(run)
+    for view in views:
+        event = lost_log_event(run, view)
+        if event is not None and view.rollouts is None:
+            return f"the rollout log from step {view.row.step} on, which could not be written: {event.detail['error']}"
+    old = [view.row.step for view in views if "data_digest" not in view.row.detail]
     return f"the denominators of step {old[0]}, which an older rayrl did not record" if old else ""
 
 

@@ -21,5 +21,8 @@ ENGINE_REMOVED = "engine_removed"
 acknowledge every version."""
 WORKER_LOST = "worker_lost"
 """A rollout worker died or fell silent. Detail as of `ENGINE_LOST`, with `worker`."""
+ROLLOUT_LOG_LOST = "rollout_log_lost"
+"""The rollout log of the step of the event could not be written; this process writes none from there on. Detail:
+`error`."""
 STALLED = "stalled"
 """No step finished for `debug.stall_s`. Detail: `cause` and `report`, the file with all that was found."""

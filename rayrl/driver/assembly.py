@@ -121,7 +121,7 @@ class Assembly:
             evaluator=evaluator,
             checkpointer=checkpointer,
             rollout_loop=rollout_loop,
-            rollout_log=_rollout_log(config, folder, fleet),
+            rollout_log=_rollout_log(config, folder, fleet, ledger),
             tracker=tracker,
             stop=stop,
             recovery=recovery,
@@ -316,12 +316,13 @@ def _watch(
     )
 
 
-def _rollout_log(config: RunConfig, folder: RunFolder, fleet: Fleet) -> RolloutLog:
+def _rollout_log(config: RunConfig, folder: RunFolder, fleet: Fleet, ledger: Ledger) -> RolloutLog:
     return RolloutLog(
         folder=folder.rollouts,
         workers=fleet.rollout,
         is_enabled=config.tracking.rollout_log,
         deadline_s=config.driver.deadlines.checkpoint_s,
+        ledger=ledger,
     )
 
 

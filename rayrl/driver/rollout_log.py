@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from rayrl.checkpoint.ledger import Ledger
+from rayrl.checkpoint.ledger_events import ROLLOUT_LOG_LOST
 from rayrl.errors import RayrlError
 from rayrl.infra.actor_group import ActorGroup
 from rayrl.utils.logger import get_logger
@@ -14,11 +16,15 @@ _LOGGER = get_logger("driver.rollout_log")
 class RolloutLog:
     """Has a rollout worker write the record batches of each step; the driver only passes references."""
 
-    def __init__(self, *, folder: Path, workers: ActorGroup, is_enabled: bool, deadline_s: float) -> None:
+    def __init__(
+        self, *, folder: Path, workers: ActorGroup, is_enabled: bool, deadline_s: float, ledger: Ledger
+    ) -> None:
         self._folder = folder
         self._workers = workers
         self._is_enabled = is_enabled
         self._deadline_s = deadline_s
+        self._ledger = ledger
+        self._step = 0
         self._pending: asyncio.Task[Any] | None = None
 
     async def write(self, step: int, batches: list[Any]) -> None:
@@ -26,6 +32,9 @@ class RolloutLog:
         if not self._is_enabled:
             return
         await self.finish()
+        if not self._is_enabled:
+            return
+        self._step = step
         path = self._folder / f"step_{step:06d}.parquet"
         self._pending = asyncio.get_running_loop().create_task(
             self._workers.call_any(
@@ -50,3 +59,5 @@ class RolloutLog:
         except RayrlError as error:
             self._is_enabled = False
             _LOGGER.warning("the rollout log is switched off, its last write failed: %s", error)
+            # An audit must be able to tell a file that was never written from one that was taken away.
+            self._ledger.record_event(ROLLOUT_LOG_LOST, self._step, {"error": " ".join(str(error).split())[:300]})

@@ -12,6 +12,7 @@ import pytest
 from rayrl.audit.report import AuditReport, audit_run, report_lines
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.ledger_chain import GENESIS, link_digest
+from rayrl.checkpoint.ledger_events import ROLLOUT_LOG_LOST
 from rayrl.checkpoint.ledger_reader import read_ledger
 from rayrl.cli.main import main
 
@@ -271,6 +272,20 @@ def test_run_without_rollout_log_is_unproven_and_says_what_is_missing(run_dir: P
         "ages": "unproven",
         "denominators": "unproven",
     }
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_rollout_file_is_missed_unless_the_ledger_says_that_it_could_not_be_written(run_dir: Path, told: bool) -> None:
+    ledger = Ledger.open(run_dir / "ledger.sqlite")
+    if told:
+        ledger.record_event(ROLLOUT_LOG_LOST, 4, {"error": "No space left on device"})
+    ledger.close()
+    (run_dir / "rollouts" / "step_000004.parquet").unlink()
+
+    verdicts = {item.check: item for item in audit_run(run_dir).findings}
+
+    assert verdicts["denominators"].verdict == ("unproven" if told else "refuted")
+    assert ("No space left on device" in verdicts["denominators"].missing) == told
 
 
 def test_ledger_of_format_one_stays_readable_and_gets_its_chain_when_it_is_written(run_dir: Path) -> None:
