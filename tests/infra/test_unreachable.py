@@ -43,11 +43,16 @@ def group_of(*handles: Any) -> ActorGroup:
 class Handle:
     def __init__(self, num_failures: int, then: Callable[[ActorGroup], None] | None = None) -> None:
         self.double = Remote(None, num_failures, then)  # type: ignore[arg-type]
+        self._actor_id = self
+
+    def hex(self) -> str:
+        return "0c5d94"
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor_group, "_UNREACHABLE_S", 0.0)
+    monkeypatch.setattr("rayrl.infra.failures.describe_stderr", lambda actor: "its stderr is empty")
 
 
 @pytest.mark.asyncio
