@@ -30,10 +30,9 @@ def write_llama(folder: Path, *, tied: bool, scalar_head: bool = False, **overri
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48} | overrides
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2} | overrides
     config = LlamaConfig(
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=128,
         tie_word_embeddings=tied,
         initializer_range=0.2,
