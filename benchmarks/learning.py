@@ -19,6 +19,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     # Without a ratio there is nothing that holds a second step on the same samples: one step, on fresh samples.
     "gpg": ON_POLICY,
     "opo": ON_POLICY,
+    # The critic is the baseline: it learns from many prompts, not from many samples of a few.
+    "ppo": ("rollout.group_size=1", "driver.groups_per_step=256", "algorithm.critic={lr: 5.0e-4, clip: null}"),
     # Their trust regions are around the policy that sampled.
     "dppo": ("algorithm.proximal=sampler",),
     "m2po": ("algorithm.proximal=sampler",),
