@@ -35,6 +35,8 @@ def _write_model(folder: Path, tokenizer: Path, family: str) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
+        eos_token_id=1,  # Mixtral's own is 2, which these prompts have
+        bos_token_id=0,
         **_EXPERTS[family],
     )
     torch.manual_seed(5)
