@@ -38,11 +38,12 @@ class CheckpointWriter:
         self,
         *,
         store: CheckpointStore,
-        ledger: Ledger,
         train: ActorGroup,
         workers: ActorGroup,
         deadlines: DeadlineConfig,
+        ledger: Ledger | None = None,
     ) -> None:
+        """`ledger`: of runs that have one."""
         self._store = store
         self._ledger = ledger
         self._train = train
@@ -74,9 +75,10 @@ class CheckpointWriter:
                 phase=phase,
             )
             await self._until_written(phase)
-            # What the checkpoint counts as done must survive whatever the checkpoint survives.
-            syncing = asyncio.to_thread(self._ledger.sync)
-            await wait_for(syncing, seconds=seconds, phase=phase, actor=_DISK, what="the ledger on the disk")
+            if self._ledger is not None:
+                # What the checkpoint counts as done must survive whatever the checkpoint survives.
+                syncing = asyncio.to_thread(self._ledger.sync)
+                await wait_for(syncing, seconds=seconds, phase=phase, actor=_DISK, what="the ledger on the disk")
             committing = asyncio.to_thread(self._store.commit, pending, state, (GROUPS_FILE,))
             path: Path = await wait_for(committing, seconds=seconds, phase=phase, actor=_DISK, what="the commit")
         except BaseException:

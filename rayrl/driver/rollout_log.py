@@ -29,9 +29,8 @@ class RolloutLog:
 
     async def write(self, step: int, batches: list[Any]) -> None:
         """Start writing a step; waits for the write of the step before."""
-        if not self._is_enabled:
-            return
-        await self.finish()
+        if self._is_enabled:
+            await self.finish()
         if not self._is_enabled:
             return
         self._step = step
