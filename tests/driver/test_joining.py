@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -63,3 +65,34 @@ async def test_cluster_is_left_once_the_body_has_ended(slow_ray: SlowRay) -> Non
     assert await run_on_cluster() == "a:1"
 
     assert slow_ray.left.is_set()
+
+
+RUN_A_TASK = """
+import asyncio, ray
+from rayrl.driver.joining import joined_cluster
+from rayrl.driver.stop_signal import StopSignal
+
+async def main():
+    async with joined_cluster(1.0, StopSignal()):
+        # A thread that has to be there for Ray would be gone by now.
+        await asyncio.to_thread(int)
+        print("sum", ray.get(ray.remote(lambda: 20 + 22).remote(), timeout=60))
+    assert not ray.is_initialized()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.ray
+def test_local_ray_works_until_the_body_has_ended() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_A_TASK],
+        env={**os.environ, "RAY_ADDRESS": "local"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "sum 42" in done.stdout

@@ -85,8 +85,8 @@ def make_batch(kind: str) -> TrainBatch:
     if kind == "idle":
         batch = random_batch(AlgorithmConfig(), num_groups=1, group_size=1, seed=2)
         assert batch.advantages is not None
-        # With 1 the gradient would be thirty times that of `ragged`, up to 7, and an element of a sum of such numbers is
-        # rounded by more than ATOL in float32, in whatever order it is added up.
+        # With 1 the gradient would be thirty times that of `ragged`, up to 7, and an element of a sum of such numbers
+        # is rounded by more than ATOL in float32, in whatever order it is added up.
         batch.advantages[:] = 0.1
     else:
         batch = random_batch(num_groups=4, group_size=4, seed=1)
