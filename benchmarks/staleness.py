@@ -53,7 +53,7 @@ def plot(groups: list[tuple[str, int, list[Row]]], steps: int) -> str:
         title=f"Held-out accuracy after {steps} steps, a dot per seed",
         x_label="max_staleness (versions)",
         y_label="accuracy",
-        y_range=(0.0, 1.0),
+        y_range=(0.6, 1.0),
     )
 
 
