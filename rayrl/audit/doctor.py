@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayrl.audit.doctor_record import Patient
-from rayrl.checkpoint.ledger_events import ENGINE_LOST, RUN_ENDED, STALLED, WORKER_LOST
+from rayrl.checkpoint.ledger_events import ENGINE_LOST, RUN_ENDED, RUN_FAILED, RUN_STARTED, STALLED, WORKER_LOST
 
 Kind = Literal["hang", "wrong results", "memory", "failure"]
 _LOSSES = (ENGINE_LOST, WORKER_LOST)
@@ -16,6 +16,7 @@ _MEMORY = re.compile(
     r"[^\n]*(?:out of memory|OutOfMemory|bad_alloc|MemoryError|oom[- ]kill|No available memory)[^\n]*", re.IGNORECASE
 )
 _HANG = re.compile(r"^(?:rayrl\.errors\.)?(?:DeadlineExceeded|StallError|CollectiveError): [^\n]*", re.MULTILINE)
+_ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exceeded|Exhausted|Died|Unreachable|Exception): ")
 _SETTING = re.compile(r"\b(?:driver|debug|reward|rollout|inference|transfer|supervision|deadlines)\.[a-z_.]+\b")
 
 
@@ -33,10 +34,24 @@ class Symptom:
 def diagnose(patient: Patient) -> list[Symptom]:
     """Return all that is found, the most specific first; an empty list for a run with nothing wrong."""
     found = [symptom for rule in _RULES for symptom in rule(patient)]
-    if not found and patient.failure:
-        last = patient.failure.strip().splitlines()[-1]
-        found.append(Symptom(kind="failure", what="the run failed", evidence=(last,), setting="see logs/failure.txt"))
+    if not found and (failure := _failure(patient)) is not None:
+        found.append(Symptom(kind="failure", what="the run failed", evidence=failure, setting="see logs/failure.txt"))
     return found
+
+
+def _failure(patient: Patient) -> tuple[str, ...] | None:
+    """Return what is known of how the last process failed; None if it did not.
+
+    The file may be empty: on a full disk the ledger may be the only one that tells.
+    """
+    ends = [event for event in patient.events if event.kind in (RUN_STARTED, RUN_ENDED, RUN_FAILED)]
+    told = [str(ends[-1].detail.get("error", ""))] if ends and ends[-1].kind == RUN_FAILED else []
+    if not told and patient.failure is None:
+        return None
+    lines = (patient.failure or "").strip().splitlines()
+    last = [line for line in lines if _ERROR_LINE.match(line)][-1:] or lines[-1:]
+    known = tuple(line for line in dict.fromkeys([*told, *last]) if line)
+    return known or ("logs/failure.txt is empty: is the disk full?",)
 
 
 def _diverged(patient: Patient) -> list[Symptom]:
@@ -69,7 +84,7 @@ def _stalled(patient: Patient) -> list[Symptom]:
         )
     if _hangs(patient):
         found.append(_live_hang(patient))
-    match = _HANG.search(patient.failure)
+    match = _HANG.search(patient.failure or "")
     if match is not None:
         settings = sorted(set(_SETTING.findall(match.group())))
         found.append(
@@ -186,7 +201,7 @@ def _skipped(patient: Patient) -> list[Symptom]:
 
 
 def _memory(patient: Patient) -> list[Symptom]:
-    lines = [match.group().strip() for match in _MEMORY.finditer(patient.failure)]
+    lines = [match.group().strip() for match in _MEMORY.finditer(patient.failure or "")]
     lines += [
         str(event.detail.get("detail", ""))
         for event in patient.events
@@ -258,11 +273,20 @@ _RULES: tuple[Callable[[Patient], list[Symptom]], ...] = (
 )
 
 
+def _state(patient: Patient) -> str:
+    status = patient.status
+    if patient.is_alive:
+        return "runs" + (f", step {status.step}, {status.phase}" if status is not None else "")
+    if patient.events and patient.events[-1].kind == RUN_ENDED:
+        end = patient.events[-1]
+        return f"{'finished' if end.detail.get('status') == 'done' else 'stopped'} after {end.step} steps"
+    seen = f", was last seen in step {status.step}: {status.phase}" if status is not None else ""
+    return f"does not run{seen}"
+
+
 def diagnosis_lines(patient: Patient, symptoms: list[Symptom]) -> list[str]:
     """Return the diagnosis as text."""
-    status = patient.status
-    state = "runs" if patient.is_alive else "does not run"
-    lines = [f"{patient.path}: {state}" + (f", step {status.step}, {status.phase}" if status is not None else "")]
+    lines = [f"{patient.path}: {_state(patient)}"]
     if not symptoms:
         lines.append("nothing wrong was found in its records")
     for symptom in symptoms:

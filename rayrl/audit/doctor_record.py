@@ -30,8 +30,8 @@ class Patient:
     """Some process holds the folder."""
     status: LiveStatus | None
     status_age_s: float
-    failure: str
-    """What the last process failed with, its traceback included; empty if it did not."""
+    failure: str | None
+    """What the last process failed with, its traceback included; None if it wrote nothing of the kind."""
     events: tuple[EventRow, ...]
     metrics: Mapping[str, float]
     """Last finite or not finite value of each metric."""
@@ -57,8 +57,8 @@ def find_run(name: str, root: Path) -> Path:
             continue
     if len(found) != 1:
         raise RunFolderError(
-            f"{name!r} is no folder of a run, and {len(found)} runs below {root} have an id that begins so; "
-            "give the folder, more of the id, or --root"
+            f"{name!r} is neither the folder of a run nor the beginning of the id of one below {root} ({len(found)} "
+            "fit); give a folder with a run.json, more of the id, or another --root"
         )
     return found[0]
 
@@ -80,7 +80,7 @@ def examine(run_dir: Path, now: float) -> Patient:
         is_alive=alive,
         status=status,
         status_age_s=max(0.0, now - status.time) if status is not None else math.inf,
-        failure=failure.read_text(encoding="utf-8", errors="replace") if failure.is_file() else "",
+        failure=failure.read_text(encoding="utf-8", errors="replace") if failure.is_file() else None,
         events=events,
         metrics=_last_metrics(run_dir / "metrics.jsonl"),
         audit=audit_run(run_dir),

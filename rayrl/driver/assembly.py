@@ -30,6 +30,7 @@ from rayrl.driver.result import RunResult
 from rayrl.driver.rollout_log import RolloutLog
 from rayrl.driver.rollout_loop import RolloutLoop
 from rayrl.driver.run_failure import marking_start
+from rayrl.driver.run_history import read_history
 from rayrl.driver.run_record import recording_run
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.driver.supervisor import Supervisor
@@ -152,6 +153,9 @@ class Assembly:
     async def run(self, checkpoint: Checkpoint | None) -> RunResult:
         """Push the weights, run both loops, save and export."""
         await self._put_back(checkpoint)
+        if checkpoint is not None:
+            # Else the first evaluation of this process would be told as the one before training.
+            self.train_loop.history = await asyncio.to_thread(read_history, self.folder.metrics_path, checkpoint.step)
         with marking_start():
             async with recording_run(self.ledger, self.stream, self.progress, self.folder.path) as ending:
                 try:

@@ -5,8 +5,8 @@ from rayrl.checkpoint.ledger_reader import read_ledger
 from rayrl.checkpoint.store import Checkpoint
 from rayrl.config.run import RunConfig
 from rayrl.driver.result import RunResult
-from rayrl.driver.train_loop import TrainHistory, summary_metrics
-from rayrl.tracking.jsonl_sink import read_rows
+from rayrl.driver.run_history import read_history
+from rayrl.driver.train_loop import summary_metrics
 from rayrl.tracking.run_folder import RunFolder
 
 
@@ -28,23 +28,5 @@ def finished_result(
     is_done = bool(ends) and ends[-1].kind == RUN_ENDED and ends[-1].detail.get("status") == "done"
     if not is_done or not steps or steps[-1].step != num_steps:
         return None
-    return RunResult(
-        status="done", steps=num_steps, metrics=summary_metrics(_history(folder, num_steps)), run_dir=folder.path
-    )
-
-
-def _history(folder: RunFolder, num_steps: int) -> TrainHistory:
-    """Return what the run measured; of a step that was done again after a resume the last time counts."""
-    history = TrainHistory()
-    if not folder.metrics_path.is_file():
-        return history
-    rewards: dict[int, float] = {}
-    for row in read_rows(folder.metrics_path):
-        metrics = {name: float(value) for name, value in row.items() if "/" in name}
-        history.last_metrics |= metrics
-        if "reward/mean" in metrics:
-            rewards[int(row["step"])] = metrics["reward/mean"]
-        if "eval/accuracy" in metrics:
-            history.accuracies.append(metrics["eval/accuracy"])
-    history.reward_means = [rewards[step] for step in sorted(rewards) if step <= num_steps]
-    return history
+    metrics = summary_metrics(read_history(folder.metrics_path, num_steps))
+    return RunResult(status="done", steps=num_steps, metrics=metrics, run_dir=folder.path)

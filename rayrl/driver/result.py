@@ -15,6 +15,7 @@ class RunResult:
     steps: int
     """Training steps finished, those before a resume included."""
     metrics: Mapping[str, float]
-    """Last value of each metric; `eval/accuracy_before` and `reward/first` are the first ones of this process."""
+    """Last value of each metric. `eval/accuracy_before` and `reward/first` are the first ones of the run; those before
+    a resume as far as its JSON lines tell."""
     run_dir: Path
     """Absolute folder of the run."""

@@ -12,6 +12,8 @@ from rayrl.utils.logger import get_logger
 
 _LOGGER = get_logger("driver.rollout_log")
 
+_CLOSE_S = 5.0
+
 
 class RolloutLog:
     """Has a rollout worker write the record batches of each step; the driver only passes references."""
@@ -42,8 +44,10 @@ class RolloutLog:
         )
 
     async def close(self) -> None:
-        """Wait no longer for a write that is under way: the run has failed, or `finish` came before."""
+        """Give a write that is under way little time: the run has failed, or `finish` came before."""
         if self._pending is not None:
+            # The audit of a failed run would miss a file that is there a moment later.
+            await asyncio.wait({self._pending}, timeout=min(_CLOSE_S, self._deadline_s))
             self._pending.cancel()
             await asyncio.gather(self._pending, return_exceptions=True)
             self._pending = None

@@ -6,6 +6,7 @@ stored per rank, and restored only where the rank existed.
 A save has two parts: the copy, for which training waits, and the write, which may run in another thread.
 """
 
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +73,20 @@ def _write(folder: Path, state: dict[str, Tensor], group: dist.ProcessGroup | No
         with _without_hint():
             save(state, checkpoint_id=str(folder), process_group=group, no_dist=group is None)
     except (CheckpointException, RuntimeError, OSError) as error:
-        raise CheckpointError(f"cannot write the training state to {str(folder)!r}: {_cause(error)}") from error
+        text = f"cannot write the training state to {str(folder)!r}: {_cause(error)}"
+        raise CheckpointError(text + _shortage(folder, state)) from error
+
+
+def _shortage(folder: Path, state: dict[str, Tensor]) -> str:
+    """Return a remark if the disk looks full: torch's writer tells that as an unexpected position in its file."""
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    if free >= needed:
+        return ""
+    return f"; the disk may be full: {free / 1e6:.1f} MB are free, the state has {needed / 1e6:.1f} MB"
 
 
 def _cause(error: BaseException) -> str:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from rayrl.audit.doctor import Symptom, diagnose, diagnosis_lines
 from rayrl.audit.doctor_record import examine, find_run
 from rayrl.audit.live_status import LiveStatus, write_status
 from rayrl.checkpoint.ledger import Ledger
+from rayrl.checkpoint.ledger_events import RUN_FAILED
 from rayrl.cli.main import main
 from rayrl.errors import RunFolderError
 from rayrl.infra.collective_record import CollectiveRecord
@@ -72,7 +75,7 @@ def test_run_is_found_by_the_beginning_of_its_id(run_dir: Path) -> None:
     name = json.loads((run_dir / "run.json").read_text())["run_id"]
 
     assert find_run(name[:8], run_dir.parent) == run_dir
-    with pytest.raises(RunFolderError, match="0 runs below"):
+    with pytest.raises(RunFolderError, match=r"neither the folder of a run nor .* \(0 fit\)"):
         find_run("zzzz", run_dir.parent)
 
 
@@ -177,3 +180,23 @@ def test_refuted_audit_is_a_wrong_result(run_dir: Path, tamper: Callable[..., No
 
     assert any("every version was acknowledged" in item.what for item in found)
     assert any("inference-1" in line for line in diagnosis_lines(examine(run_dir, time.time()), found))
+
+
+def test_run_that_failed_is_told_by_the_ledger_when_the_file_could_not_be_written(run_dir: Path) -> None:
+    with closing(Ledger.open(run_dir / "ledger.sqlite")) as ledger:
+        ledger.record_event(RUN_FAILED, 5, {"error": "LedgerError: database or disk is full"})
+    (run_dir / "logs" / "failure.txt").write_text("")
+    (symptom,) = [item for item in symptoms(run_dir) if item.kind == "failure"]
+    assert symptom.evidence == ("LedgerError: database or disk is full",)
+
+
+def test_failure_shows_the_error_and_not_the_note_below_it(run_dir: Path) -> None:
+    text = "Traceback:\n  File x\nrayrl.errors.CheckpointError: cannot write: rank 0\n  raised in train-0\n"
+    (run_dir / "logs" / "failure.txt").write_text(text)
+    (symptom,) = [item for item in symptoms(run_dir) if item.kind == "failure"]
+    assert symptom.evidence == ("rayrl.errors.CheckpointError: cannot write: rank 0",)
+
+
+def test_headline_says_that_a_run_is_finished(run_dir: Path) -> None:
+    lines = diagnosis_lines(examine(run_dir, time.time()), [])
+    assert re.search(r": finished after \d+ steps$", lines[0]), lines[0]

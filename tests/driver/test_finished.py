@@ -12,6 +12,8 @@ from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_STARTED
 from rayrl.config.run import RunConfig
 from rayrl.driver.assembly import digest_of, resolved_yaml
 from rayrl.driver.finished import finished_result
+from rayrl.driver.run_history import read_history
+from rayrl.driver.train_loop import summary_metrics
 from rayrl.tracking.run_folder import RunFolder
 
 
@@ -74,3 +76,13 @@ def test_run_goes_on_when_its_export_is_gone_or_the_config_is_another(config: Ru
     assert result_of(folder, other) is None
     (folder.export / "config.json").unlink()
     assert result_of(folder, config) is None
+
+
+def test_history_ends_where_a_run_goes_on_from(config: RunConfig) -> None:
+    history = read_history(leave_run(config).metrics_path, 1)
+    assert (history.accuracies, history.reward_means) == ([0.25], [0.5])
+    assert summary_metrics(history)["eval/accuracy_before"] == 0.25
+
+
+def test_history_is_empty_when_the_run_wrote_no_lines(tmp_path: Path) -> None:
+    assert read_history(tmp_path / "metrics.jsonl", 1).accuracies == []

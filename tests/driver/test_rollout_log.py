@@ -43,3 +43,14 @@ async def test_failed_write_is_an_event_and_nothing_is_written_from_there_on(tmp
         2,
         {"error": "rollout-0 failed: OSError: No space left on device"},
     )
+
+
+@pytest.mark.asyncio
+async def test_write_under_way_ends_before_the_log_is_closed(tmp_path: Path) -> None:
+    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+    workers: Any = Workers("none")
+    log = RolloutLog(folder=tmp_path, workers=workers, is_enabled=True, deadline_s=60.0, ledger=ledger)
+    await log.write(1, [])
+    await log.close()
+    ledger.close()
+    assert workers.written == ["step_000001.parquet"]
