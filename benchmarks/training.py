@@ -207,8 +207,11 @@ def contestants_of(part: str, common: dict[str, Any]) -> dict[str, dict[str, Any
     return {"plain loop": plain} | {name: layout | {"engine": engine} for name, engine in engines.items()}
 
 
-def run_part(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Let the sides of a comparison take turns; print and return their tokens per second."""
+def run_part(part: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Let the sides of a comparison take turns; print and return their tokens per second.
+
+    Sides with several ranks meet the first side one by one: together their models would not fit into 24 GB.
+    """
     lengths = lengths_of(part, round(arguments.tokens * PARTS[part]))
     config = json.loads((Path(arguments.model) / "config.json").read_text(encoding="utf-8"))
     common = {
@@ -216,16 +219,26 @@ def run_part(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "micro_batch_tokens": arguments.micro_batch_tokens,
         "vocab_size": config["vocab_size"],
     }
+    (first, base), *others = contestants_of(part, common).items()
+    if any(options["ranks"] > 1 for _, options in others):
+        heats = [{first: base, name: options} for name, options in others]
+    else:
+        heats = [{first: base, **dict(others)}]
+    return [run_heat(part, heat, lengths, arguments.rounds) for heat in heats]
+
+
+def run_heat(part: str, heat: dict[str, dict[str, Any]], lengths: list[int], rounds: int) -> dict[str, Any]:
+    """Let these sides take turns; the first is what the others are measured against."""
     load_before = os.getloadavg()[0]
     trained = sum(lengths) - len(lengths)
     sides: list[Contestant] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for name, options in contestants_of(part, common).items():
+            for name, options in heat.items():
                 sides.append(Contestant(name, options, lengths, Path(folder)))
             for side in sides:
                 side.wait_until_ready()
-            for number in range(arguments.rounds + 1):
+            for number in range(rounds + 1):
                 for side in sides:
                     side.run(keep=number > 0)  # the first step makes the optimizer's moments
         finally:
