@@ -1,5 +1,6 @@
 """Injected hangs in real runs: each ends within its deadline with a message that names the cause."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def test_rollout_that_never_ends_is_named_with_its_stage_and_the_stacks_of_all_a
     text = report.read_text()
     for actor in ("train-0", "inference-0", "inference-1", "rollout-0"):
         assert f"stacks of {actor}:\n" in text
-    assert text.count("most recent call first") >= 4
+    stacks = re.findall(r"^ *(?:Current thread|Thread) ", text, re.MULTILINE)
+    assert len(stacks) >= 4, "as py-spy writes them where it is found, else as Python does"
     assert [event.kind for event in read_ledger(config.run_dir / "ledger.sqlite").events][-2:] == [
         "stalled",
         "run_failed",
