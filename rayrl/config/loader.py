@@ -52,11 +52,13 @@ def load_section(section: type[SectionT], path: str | Path, overrides: Sequence[
         raise ConfigError(f"config {str(file)!r} must be a mapping of sections, got {type(data).__name__}")
     for override in overrides:
         apply_override(data, override)
-    return parse_section(section, data, source=str(file))
+    return parse_section(section, data, source=str(file), overrides=overrides)
 
 
-def parse_section(section: type[SectionT], data: Mapping[str, Any], source: str = "config") -> SectionT:
-    """Validate plain data; one ConfigError lists every fault."""
+def parse_section(
+    section: type[SectionT], data: Mapping[str, Any], source: str = "config", overrides: Sequence[str] = ()
+) -> SectionT:
+    """Validate plain data; one ConfigError lists every fault, and which of the overrides in the data it comes from."""
     lines = [
         f"{name}: got {value}: Input should not be true or false" for name, value in _wrong_truths([section], data)
     ]
@@ -65,8 +67,22 @@ def parse_section(section: type[SectionT], data: Mapping[str, Any], source: str 
     except ValidationError as error:
         lines += [_describe(section, detail) for detail in error.errors()]
     if lines:
+        lines = [f"{line}{_origin(line, overrides)}" for line in lines]
         raise ConfigError(f"{source}: " + ("\n  " if len(lines) > 1 else "") + "\n  ".join(lines))
     return parsed
+
+
+def _origin(fault: str, overrides: Sequence[str]) -> str:
+    """Return a remark on the last override that set the field of the fault or a part it names; "" if none did."""
+    name = fault.partition(":")[0]
+    for override in reversed(overrides):
+        path = override.partition("=")[0].strip()
+        # Of a rule over several fields only those that it names, of an unknown section all.
+        is_named = re.search(rf"\b{re.escape(path.rpartition('.')[2])}\b", fault) or "unknown key" in fault
+        is_part = path.startswith(f"{name}.") and is_named
+        if path == name or is_part or name.startswith(f"{path}."):
+            return f" (given by the override of {path})"
+    return ""
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:

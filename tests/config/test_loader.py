@@ -87,6 +87,20 @@ def test_refusal_names_field_value_and_constraint_when_a_value_is_wrong(
 
     assert [part for part in said if part not in str(caught.value)] == []
     assert str(config_file) in str(caught.value)
+    assert f"(given by the override of {override.partition('=')[0]})" in str(caught.value)
+
+
+def test_refusal_names_an_override_when_it_is_what_set_the_value_alone(config_file: Path) -> None:
+    text = config_file.read_text(encoding="utf-8")
+    config_file.write_text(text.replace("num_steps: ", "num_steps: -"), encoding="utf-8")
+
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.load(config_file, ["training.optimizer.lr=1", "training.optimizer.lr=-1", "run.seed=2"])
+
+    of_file, of_override = str(caught.value).splitlines()[1:]
+    assert "num_steps" in of_file
+    assert "override" not in of_file
+    assert of_override.endswith("(given by the override of training.optimizer.lr)")
 
 
 def test_nested_union_names_the_field_when_a_term_of_a_sum_has_an_unknown_key(config_file: Path) -> None:
