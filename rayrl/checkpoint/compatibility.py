@@ -83,9 +83,18 @@ def check_compatible(old_config: Mapping[str, Any], new_config: Mapping[str, Any
         lines = "\n  ".join(str(item) for item in refused)
         raise CheckpointError(
             f"this run cannot be resumed with another config; set these back, or choose another run.name:\n  {lines}\n"
-            f"what may differ: {', '.join(ALLOWED)}"
+            f"what may differ:\n  {_allowed_lines(new_config)}"
         )
     return found
+
+
+def _allowed_lines(config: Mapping[str, Any]) -> str:
+    """Return the fields that may differ, a line for each reason; of sections that this kind of config has."""
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in ALLOWED.items():
+        if path.partition(".")[0] in config:
+            by_reason.setdefault(reason, []).append(path)
+    return "\n  ".join(f"{', '.join(paths)} ({reason})" for reason, paths in by_reason.items())
 
 
 def reason_allowed(path: str) -> str | None:
