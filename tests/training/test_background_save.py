@@ -1,6 +1,10 @@
 """A save that is written beside training: it holds the moment of its copy, one at a time, and its failure is told."""
 
+import resource
+import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +50,32 @@ def test_saved_state_is_that_of_the_copy_when_training_goes_on(llama_folder: Pat
 def test_saved_state_of_two_ranks_is_that_of_the_copy_when_training_goes_on(llama_folder: Path, tmp_path: Path) -> None:
     for result in run_on_ranks(_save_beside_a_step, 2, tmp_path, str(llama_folder), str(tmp_path / "state")):
         _assert_is_the_moment_of_the_copy(result)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_save_that_cannot_be_written_says_what_is_free_when_that_is_too_little(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    write = make_engine(llama_folder, training_config()).begin_save(tmp_path / "state")
+    free = 100_000 if is_full else 1 << 60
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+
+    with largest_file(4096), pytest.raises(CheckpointError, match="cannot write the training state to") as caught:
+        write()
+
+    assert ("the disk may be full: 0.1 MB are free, the state has" in str(caught.value)) == is_full
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """Let writes beyond this size fail, as on a disk that has no more room."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_second_save_is_refused_while_the_first_is_written() -> None:
