@@ -8,6 +8,7 @@ processes started for themselves are never joined.
 import math
 import os
 import socket
+import sys
 from dataclasses import dataclass
 
 import ray
@@ -46,6 +47,9 @@ def join_cluster(min_cpus: float = 0, *, log_to_driver: bool = True) -> ClusterI
     """
     if ray.is_initialized():
         return _info(started=False)
+    if log_to_driver and not (sys.stdout.isatty() and sys.stderr.isatty()):
+        # Ray colours the lines of workers also in files.
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     address = _address_to_join()
     if address is None:
         num_cpus = max(os.cpu_count() or 1, math.ceil(min_cpus))

@@ -63,6 +63,27 @@ def test_the_cluster_in_use_is_kept_when_the_process_is_connected(ray_cluster) -
     assert ray.is_initialized()
 
 
+@pytest.mark.parametrize("of_the_user", [None, "1"])
+def test_lines_of_workers_have_no_colours_when_a_stream_is_redirected(
+    monkeypatch: pytest.MonkeyPatch, of_the_user: str | None
+) -> None:
+    seen: list[str | None] = []
+    monkeypatch.delenv("RAY_COLOR_PREFIX", raising=False)
+    if of_the_user is not None:
+        monkeypatch.setenv("RAY_COLOR_PREFIX", of_the_user)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **arguments: seen.append(os.environ.get("RAY_COLOR_PREFIX")) or _refuse())
+
+    with pytest.raises(PlacementError):
+        join_cluster()
+
+    assert seen == [of_the_user or "0"]
+
+
+def _refuse() -> None:
+    raise RuntimeError("not here")
+
+
 def test_error_names_the_address_when_the_cluster_does_not_answer() -> None:
     answer = _in_process(RAY_ADDRESS="127.0.0.1:1")
 
