@@ -223,10 +223,12 @@ class Assembly:
     async def _finish(self) -> RunResult:
         is_done = self.progress.step >= self.config.driver.num_steps
         if self.config.checkpoint.at_end:
+            _LOGGER.info("writing the last checkpoint")
             await self.checkpointer.save_now()
         else:
             await self.checkpointer.finish_writing()
         if is_done and self.config.checkpoint.export_hf:
+            _LOGGER.info("writing the model folder %s", self.folder.export)
             await self.fleet.train.call_all(
                 "export_hf",
                 str(self.folder.export),

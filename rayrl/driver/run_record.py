@@ -67,6 +67,7 @@ def _record_failure(ledger: Ledger, progress: Progress, error: BaseException) ->
 
 
 def _audit(run_dir: Path) -> None:
+    _LOGGER.info("reading the records of the run once more, for %s", run_dir / AUDIT_FILE)
     try:
         report = write_audit(run_dir)
     except Exception as error:  # noqa: BLE001 - an audit that cannot be made must not hide how the run ended
@@ -76,4 +77,4 @@ def _audit(run_dir: Path) -> None:
     for finding in refuted:
         _LOGGER.error("audit: %s refuted: %s", finding.check, finding.violations[0])
     if not refuted:
-        _LOGGER.info("audit: nothing refuted; see %s", run_dir / AUDIT_FILE)
+        _LOGGER.info("audit: nothing refuted")

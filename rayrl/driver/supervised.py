@@ -161,6 +161,7 @@ class SupervisedRun:
         finally:
             stop.uninstall()
         if self._config.checkpoint.export_hf:
+            _LOGGER.info("writing the model folder %s", folder.export)
             await course.fleet.train.call_all(
                 "export_hf", str(folder.export), seconds=loop.deadlines.checkpoint_s, phase="export of the model folder"
             )
