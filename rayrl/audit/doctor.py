@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayrl.audit.doctor_record import Patient
-from rayrl.checkpoint.ledger_events import ENGINE_LOST, RUN_ENDED, RUN_FAILED, RUN_STARTED, STALLED, WORKER_LOST
+from rayrl.checkpoint.ledger_events import ENGINE_LOST, RUN_ENDED, RUN_FAILED, STALLED, WORKER_LOST
+from rayrl.checkpoint.ledger_reader import last_of_run
 
 Kind = Literal["hang", "wrong results", "memory", "failure"]
 _LOSSES = (ENGINE_LOST, WORKER_LOST)
@@ -44,8 +45,8 @@ def _failure(patient: Patient) -> tuple[str, ...] | None:
 
     The file may be empty: on a full disk the ledger may be the only one that tells.
     """
-    ends = [event for event in patient.events if event.kind in (RUN_STARTED, RUN_ENDED, RUN_FAILED)]
-    told = [str(ends[-1].detail.get("error", ""))] if ends and ends[-1].kind == RUN_FAILED else []
+    end = last_of_run(patient.events)
+    told = [str(end.detail.get("error", ""))] if end is not None and end.kind == RUN_FAILED else []
     if not told and patient.failure is None:
         return None
     lines = (patient.failure or "").strip().splitlines()

@@ -17,7 +17,7 @@ from rayrl.config.run import RunConfig
 from rayrl.errors import CheckpointError, RunFolderError
 from rayrl.infra.collective_report import CollectiveReport, report_collectives
 from rayrl.infra.stack_dump import dump_stacks
-from rayrl.tracking.jsonl_sink import read_rows
+from rayrl.tracking.jsonl_sink import metrics_of, read_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def _last_metrics(path: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     if path.is_file():
         for row in read_rows(path):
-            found |= {name: float(value) for name, value in row.items() if "/" in name}
+            found |= metrics_of(row)
     return found
 
 

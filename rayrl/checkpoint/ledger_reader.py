@@ -2,13 +2,14 @@
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayrl.checkpoint.ledger import Outcome
 from rayrl.checkpoint.ledger_chain import Rows
+from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_FAILED, RUN_STARTED
 from rayrl.checkpoint.ledger_file import check_header, missing_guards, read_chained
 from rayrl.errors import CheckpointError
 from rayrl.types.prompt import PromptId
@@ -67,6 +68,11 @@ class EventRow:
     step: int
     detail: Mapping[str, Any]
     position: int
+
+
+def last_of_run(events: Sequence[EventRow]) -> EventRow | None:
+    """Return the end or the failure of the last process of a run, or its start if it recorded neither."""
+    return next((event for event in reversed(events) if event.kind in (RUN_STARTED, RUN_ENDED, RUN_FAILED)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

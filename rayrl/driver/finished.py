@@ -1,7 +1,7 @@
 """A resume of a run that has all its steps already: nothing is started for it."""
 
-from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_FAILED, RUN_STARTED
-from rayrl.checkpoint.ledger_reader import read_ledger
+from rayrl.checkpoint.ledger_events import RUN_ENDED
+from rayrl.checkpoint.ledger_reader import last_of_run, read_ledger
 from rayrl.checkpoint.store import Checkpoint
 from rayrl.config.run import RunConfig
 from rayrl.driver.result import RunResult
@@ -23,9 +23,8 @@ def finished_result(
     if config.checkpoint.export_hf and not (folder.export / "config.json").is_file():
         return None
     ledger = read_ledger(folder.ledger_path)
-    ends = [event for event in ledger.events if event.kind in (RUN_STARTED, RUN_ENDED, RUN_FAILED)]
-    steps = ledger.live_steps
-    is_done = bool(ends) and ends[-1].kind == RUN_ENDED and ends[-1].detail.get("status") == "done"
+    last, steps = last_of_run(ledger.events), ledger.live_steps
+    is_done = last is not None and last.kind == RUN_ENDED and last.detail.get("status") == "done"
     if not is_done or not steps or steps[-1].step != num_steps:
         return None
     metrics = summary_metrics(read_history(folder.metrics_path, num_steps))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rayrl.driver.train_loop import TrainHistory
-from rayrl.tracking.jsonl_sink import read_rows
+from rayrl.tracking.jsonl_sink import metrics_of, read_rows
 
 
 def read_history(path: Path, num_steps: int) -> TrainHistory:
@@ -18,7 +18,7 @@ def read_history(path: Path, num_steps: int) -> TrainHistory:
     for row in read_rows(path):
         if "step" not in row or int(row["step"]) > num_steps:
             continue
-        metrics = {name: float(value) for name, value in row.items() if "/" in name and value is not None}
+        metrics = metrics_of(row)
         history.last_metrics |= metrics
         if "reward/mean" in metrics:
             rewards[int(row["step"])] = metrics["reward/mean"]

@@ -45,6 +45,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
+def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of one row, those that are not finite included: what else a row has is not a number."""
+    return {name: float(value) for name, value in row.items() if "/" in name}
+
+
 def read_series(path: Path, name: str) -> list[tuple[int, float]]:
     """Return `(step, value)` of one metric by step. Of a step that was done again after a resume the last one counts.
 

@@ -191,10 +191,14 @@ class TrainWorker:
         return WeightManifest(
             version=version,
             tensors=self._ready_engine.adapter_specs()
-            if self._transfer.lora == "adapters"
+            if self._sends_adapters
             else self._ready_engine.weight_specs(self._settings.model.dtype),
             bucket_bytes=self._transfer.bucket_bytes,
         )
+
+    @property
+    def _sends_adapters(self) -> bool:
+        return self._transfer.lora == "adapters"
 
     def send_weights(self, version: int) -> "SentWeights | None":
         """Send all weights on their route; return what was sent, on ranks that send nothing None.
@@ -204,7 +208,7 @@ class TrainWorker:
         manifest = self.weight_manifest(version)
         tensors = (
             self._ready_engine.adapter_tensors()
-            if self._transfer.lora == "adapters"
+            if self._sends_adapters
             else self._ready_engine.weight_tensors(self._settings.model.dtype)
         )
         # Over CUDA IPC each rank has an engine on its own GPU.
