@@ -48,13 +48,13 @@ def build_policy(
     model = make(settings, head, kernel)
     if lora is not None:
         attach_lora(model.lm, lora)
-    context_group, tensor_mesh, expert_mesh = layout.group("context"), layout.axis("tensor"), layout.axis("expert")
+    context_group, tensor_mesh, experts_mesh = layout.group("context"), layout.axis("tensor"), layout.experts_mesh()
     if context_group is not None:
         model.context = ContextParallel(group=context_group)
         model.lm.set_attn_implementation(model.context.register_attention(kernel))
     summed = [] if tensor_mesh is None else parallelize_tensors(model.lm, tensor_mesh)
-    if expert_mesh is not None:
-        parallelize_experts(model.lm, expert_mesh, capacity)
+    if experts_mesh is not None:
+        parallelize_experts(model.lm, experts_mesh, capacity)
     shard(model, layout, engine)
     if engine.sharded_load:
         give_memory(model, torch.device("cpu") if engine.cpu_offload else settings.device)

@@ -3,6 +3,7 @@
 forward                                         backward
 sum_partials     sum over the ranks             identity: all ranks hold the same gradient
 exchange         part i to rank i               the same exchange
+copy_to_ranks    nothing: all have the same     sum over the ranks
 gather           all parts, one after another   sum over the ranks, each its own part
 scatter_sum      sum, each its own part         all parts, one after another
 """
@@ -17,6 +18,12 @@ from torch import Tensor
 def sum_partials(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the sum of a tensor over the ranks; what follows must be computed alike on all of them."""
     result: Tensor = _SumPartials.apply(part, group)
+    return result
+
+
+def copy_to_ranks(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return a tensor that all ranks have, where each of them goes on with a part of the weights."""
+    result: Tensor = _CopyToRanks.apply(tensor, group)
     return result
 
 
@@ -48,6 +55,19 @@ class _SumPartials(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
+
+
+class _CopyToRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, op=dist.ReduceOp.SUM, group=ctx.group)
+        return total, None
 
 
 class _Exchange(torch.autograd.Function):

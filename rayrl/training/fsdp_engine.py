@@ -18,6 +18,7 @@ from rayrl.training.batch import FloatArray, TrainBatch
 from rayrl.training.build import BuiltPolicy, build_policy
 from rayrl.training.collate import MicroBatch, collate, micro_shape
 from rayrl.training.engine import EngineStatus, StepResult, TrainEngineSettings
+from rayrl.training.expert_halves import by_name
 from rayrl.training.expert_parallel import TokenCapacity
 from rayrl.training.forward import StepTotals, attention_cost, loss_view, reason_to_skip, skipped_step
 from rayrl.training.gradients import clip, total_norm
@@ -151,7 +152,8 @@ class FsdpEngine:
             share, _ = loss_fn(self._view(micro, batch, loss_fn.needs_entropy), denominator)
             share.backward()
         self._finish_gradients()
-        whole = {name: full(weight.grad).clone() for name, weight in self._weights.items() if weight.grad is not None}
+        grads = {name: weight.grad for name, weight in self._weights.items() if weight.grad is not None}
+        whole = {name: by_name(name, full(grad)).clone() for name, grad in grads.items()}
         self._optimizer.zero_grad(set_to_none=True)
         return whole
 

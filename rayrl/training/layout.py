@@ -51,6 +51,12 @@ class Layout:
         mesh = self.root[name]
         return mesh if mesh.size() > 1 else None
 
+    def experts_mesh(self) -> DeviceMesh | None:
+        """Return the axes that experts are spread (`expert`) and split (`tensor`) over; None if there are none."""
+        degrees = {"expert": self.parallel.expert, "tensor": self.parallel.expert_tensor}
+        names = tuple(name for name, degree in degrees.items() if degree > 1)
+        return self.root[names] if self.root is not None and names else None
+
     def group(self, name: str) -> dist.ProcessGroup | None:
         """Return the process group of an axis; None if it has one rank."""
         mesh = self.axis(name)

@@ -8,6 +8,8 @@ from rayrl.models.shape import ModelShape
 
 _WHOLE_HEADS = "colwise_gather_output"
 """The style of projections whose output is put together again: every tensor rank then has all heads."""
+_SPLIT_EXPERTS = ".experts.gate_up_proj"
+"""The end of the name of a weight that is rows of gate and of up, if its style is `packed_colwise`."""
 
 
 def check_layout(training: TrainingConfig, shape: ModelShape) -> str:
@@ -18,7 +20,7 @@ def check_layout(training: TrainingConfig, shape: ModelShape) -> str:
         *_engine_faults(training),
         *_tensor_faults(parallel, shape, plan),
         *_context_faults(training, shape, plan),
-        *_expert_faults(parallel, shape),
+        *_expert_faults(parallel, shape, plan),
     ]
     if faults:
         raise ConfigError("; ".join(faults))
@@ -64,7 +66,9 @@ def _tensor_faults(parallel: ParallelConfig, shape: ModelShape, plan: Mapping[st
     faults = []
     if not _has_whole_heads(plan):
         faults += _undivided("training.parallel.tensor", tensor, shape)
-    if shape.intermediate_size is not None and shape.intermediate_size % tensor:
+    # With `expert_tensor`, which is the same number then, it is that of experts.
+    is_whole = parallel.expert_tensor == 1
+    if is_whole and shape.intermediate_size is not None and shape.intermediate_size % tensor:
         faults.append(
             f"training.parallel.tensor={tensor} does not divide the intermediate size {shape.intermediate_size}; "
             f"set it to a divisor of it"
@@ -89,22 +93,37 @@ def _context_faults(training: TrainingConfig, shape: ModelShape, plan: Mapping[s
     return faults
 
 
-def _expert_faults(parallel: ParallelConfig, shape: ModelShape) -> list[str]:
-    if parallel.expert_tensor > 1:
-        return [
-            f"training.parallel.expert_tensor={parallel.expert_tensor} splits single experts, which the engine cannot "
-            f"do; set it to 1 and spread whole experts with training.parallel.expert"
-        ]
-    if parallel.expert == 1:
-        return []
+def _expert_faults(parallel: ParallelConfig, shape: ModelShape, plan: Mapping[str, str]) -> list[str]:
+    degrees = {"expert": parallel.expert, "expert_tensor": parallel.expert_tensor}
+    asked = {axis: degree for axis, degree in degrees.items() if degree > 1}
     if shape.num_experts == 0:
+        does = {"expert": "spreads", "expert_tensor": "splits"}
         return [
-            f"training.parallel.expert={parallel.expert} spreads experts, but {shape.model_type} has none; set it to 1"
+            f"training.parallel.{axis}={degree} {does[axis]} experts, but {shape.model_type} has none; set it to 1"
+            for axis, degree in asked.items()
         ]
+    faults = []
     if shape.num_experts % parallel.expert:
-        return [
+        faults.append(
             f"training.parallel.expert={parallel.expert} does not divide the {shape.num_experts} experts; "
             f"it can be {_either(divisors(shape.num_experts))}"
+        )
+    if "expert_tensor" in asked:
+        faults += _split_expert_faults(parallel.expert_tensor, shape, plan)
+    return faults
+
+
+def _split_expert_faults(degree: int, shape: ModelShape, plan: Mapping[str, str]) -> list[str]:
+    if not any(name.endswith(_SPLIT_EXPERTS) and style == "packed_colwise" for name, style in plan.items()):
+        return [
+            f"training.parallel.expert_tensor={degree} splits experts into rows of gate and up, which the plan of "
+            f"transformers for {shape.model_type} does not do; set it to 1 and spread whole experts with "
+            f"training.parallel.expert"
+        ]
+    if shape.intermediate_size is not None and shape.intermediate_size % degree:
+        return [
+            f"training.parallel.expert_tensor={degree} does not divide the width {shape.intermediate_size} of experts "
+            f"(moe_intermediate_size, or intermediate_size without that); set it to 1 or, with tensor, to a divisor"
         ]
     return []
 

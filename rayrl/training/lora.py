@@ -20,6 +20,7 @@ from rayrl.config.training import LoraConfig
 from rayrl.errors import EngineError, ModelError
 from rayrl.infra.buckets import TensorSpec
 from rayrl.models.adapters import adapter_names, merged_weight
+from rayrl.training.expert_halves import by_name, whole_shape
 from rayrl.training.scalar_head import HEAD
 from rayrl.utils.nearest import did_you_mean
 
@@ -50,7 +51,7 @@ class PublishedWeight:
         """Return the whole weight in `dtype`, given what makes a tensor whole. May be the parameter itself."""
         if self.adapter is None:
             # Cast before the gather: half the traffic in bfloat16.
-            return full(self.weight.detach().to(dtype))
+            return by_name(self.name, full(self.weight.detach().to(dtype)))
         down, up = (full(part.detach()) for part in self.adapter)
         return merged_weight(full(self.weight.detach()), down, up, self.scaling).to(dtype)
 
@@ -114,7 +115,7 @@ def published_weights(lm: nn.Module) -> tuple[PublishedWeight, ...]:
 def _published(lm: nn.Module, name: str, parameter: nn.Parameter) -> PublishedWeight:
     owner, mark, kind = name.rpartition(".base_layer.")
     if not mark:
-        return PublishedWeight(name=name, weight=parameter, shape=tuple(parameter.shape))
+        return PublishedWeight(name=name, weight=parameter, shape=whole_shape(name, parameter))
     own_name = f"{owner}.{kind}"
     if kind != "weight":
         return PublishedWeight(name=own_name, weight=parameter, shape=tuple(parameter.shape))

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from rayrl.errors import ModelError
 from rayrl.models.expert_names import expert_sources, stored_name
+from rayrl.training.expert_halves import half_regions, is_halved, whole_shape
 from rayrl.training.gradients import local
 
 _SCALAR_HEAD = "score.weight"
@@ -49,7 +50,7 @@ def load_parts(weights: Mapping[str, nn.Parameter], folder: Path) -> int:
             if name == _SCALAR_HEAD and name not in files:
                 part.zero_()
                 continue
-            values = files.read(name, own_region(parameter), parameter.shape)
+            values = _read(files, name, parameter)
             num_bytes += values.nbytes
             part.copy_(values)
     return num_bytes
@@ -69,6 +70,14 @@ def own_region(parameter: Tensor) -> tuple[slice, ...]:
         if dim is not None:
             region[dim] = _cut(region[dim], mesh.size(axis), coordinates[axis])
     return tuple(region)
+
+
+def _read(files: "_Files", name: str, parameter: Tensor) -> Tensor:
+    region, shape = own_region(parameter), whole_shape(name, parameter)
+    if not is_halved(name, parameter):
+        return files.read(name, region, shape)
+    halves = half_regions(tuple(parameter.shape), region)
+    return torch.stack([files.read(name, half, shape) for half in halves], dim=1)
 
 
 def _divided_dim(placement: Any) -> int | None:
@@ -96,11 +105,11 @@ class _Files:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
-    def read(self, name: str, region: tuple[slice, ...], shape: torch.Size) -> Tensor:
+    def read(self, name: str, region: tuple[slice, ...], shape: tuple[int, ...]) -> Tensor:
         """Return a region of the weight that the model calls `name`."""
         stored = stored_name(name, self._file_of)
         if stored is not None:
-            return self._slice(stored, region, tuple(shape))
+            return self._slice(stored, region, shape)
         sources = expert_sources(name, self._file_of)
         if sources is None:
             raise ModelError(
@@ -109,10 +118,20 @@ class _Files:
             )
         # Rows of a fused weight are those of its sources, one after another, in each expert.
         rows = shape[1] // len(sources[0])
-        experts = []
-        for number in range(region[0].start, region[0].stop):
-            parts = [self._slice(source, (slice(0, rows), *region[2:]), None) for source in sources[number]]
-            experts.append(torch.cat(parts)[region[1]])
+        inside = [
+            slice(max(region[1].start - start, 0), max(min(region[1].stop - start, rows), 0))
+            for start in range(0, shape[1], rows)
+        ]
+        experts = [
+            torch.cat(
+                [
+                    self._slice(source, (part, *region[2:]), None)
+                    for source, part in zip(sources[number], inside, strict=True)
+                    if part.start < part.stop
+                ]
+            )
+            for number in range(region[0].start, region[0].stop)
+        ]
         whole = [part.stop - part.start for part in region]
         return torch.stack(experts) if experts else torch.empty(whole)
 

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rayrl.errors import CheckpointError
+from rayrl.training.state_planners import LoadPlanner, SavePlanner
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _REFERENCE = "reference."
@@ -71,7 +72,7 @@ def _write(folder: Path, state: dict[str, Tensor], group: dist.ProcessGroup | No
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _without_hint():
-            save(state, checkpoint_id=str(folder), process_group=group, no_dist=group is None)
+            save(state, checkpoint_id=str(folder), planner=SavePlanner(), process_group=group, no_dist=group is None)
     except (CheckpointException, RuntimeError, OSError) as error:
         text = f"cannot write the training state to {str(folder)!r}: {_cause(error)}"
         raise CheckpointError(text + _shortage(folder, state)) from error
@@ -125,7 +126,7 @@ def load_state(
     state |= {name: value for name, value in random_state().items() if name in known}
     try:
         with _without_hint():
-            load(state, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+            load(state, checkpoint_id=str(folder), planner=LoadPlanner(), no_dist=not dist.is_initialized())
     except (CheckpointException, ValueError, RuntimeError, OSError) as error:
         raise CheckpointError(f"{str(folder)!r} cannot be read: {_cause(error)}") from error
     restore_random_state(state)

@@ -45,6 +45,15 @@ def test_experts_are_spread_inside_the_data_ranks() -> None:
     assert check_layout(config, _shape(model_type="mixtral", num_experts=8)) == "4 workers = data 4, expert 2 inside"
 
 
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_experts_are_split_inside_the_tensor_ranks(model_type: str) -> None:
+    config = training_config(parallel={"data": 2, "tensor": 2, "expert": 2, "expert_tensor": 2})
+
+    said = check_layout(config, _shape(model_type=model_type, num_experts=8))
+
+    assert said == "4 workers = data 2 x tensor 2, expert 2 inside, expert_tensor 2 inside"
+
+
 @pytest.mark.parametrize(
     ("axes", "model", "said"),
     [
@@ -56,7 +65,17 @@ def test_experts_are_spread_inside_the_data_ranks() -> None:
         ({"context": 4, "tensor": 2}, {}, r"context \(4\) x tensor=8 must divide the 12"),
         ({"data": 2, "expert": 2}, {}, r"expert=2 spreads experts, but llama has none"),
         ({"data": 3, "expert": 3}, {"model_type": "mixtral", "num_experts": 8}, r"expert=3 does not divide the 8 exp"),
-        ({"tensor": 2, "expert_tensor": 2}, {"model_type": "mixtral", "num_experts": 8}, r"expert_tensor=2 splits"),
+        ({"tensor": 2, "expert_tensor": 2}, {}, r"expert_tensor=2 splits experts, but llama has none"),
+        (
+            {"tensor": 4, "expert_tensor": 4},
+            {"model_type": "mixtral", "num_experts": 8, "intermediate_size": 98},
+            r"^training.parallel.expert_tensor=4 does not divide the width 98 of experts .*to a divisor$",
+        ),
+        (
+            {"tensor": 2, "expert_tensor": 2},
+            {"model_type": "gpt_oss", "num_experts": 8},
+            r"expert_tensor=2 splits experts.*the plan of transformers for gpt_oss does not",
+        ),
     ],
 )
 def test_a_layout_is_refused_when_a_number_cannot_be_divided(

@@ -17,6 +17,9 @@ from rayrl.training.losses import PolicyLoss
 from rayrl.training.sharded_load import load_parts
 
 _ALONE: dict[str, int] = {"data": 1}
+_SPLIT: dict[str, int] = {"tensor": 2, "expert_tensor": 2}
+_SPREAD_AND_SPLIT: dict[str, int] = {"data": 2, "expert": 2} | _SPLIT
+_SPLIT_CASE = pytest.param("moe", _SPLIT, marks=pytest.mark.slow, id="split")
 
 
 def _engine(rank: int, world_size: int, parallel: dict[str, int], model: str, **options: Any) -> Any:
@@ -72,8 +75,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("model", "parallel"),
-    [("dense", {"tensor": 2}), ("dense", {"context": 2}), ("moe", {"data": 2, "expert": 2})],
-    ids=["tensor", "context", "expert"],
+    [
+        pytest.param("dense", {"tensor": 2}, id="tensor"),
+        pytest.param("dense", {"context": 2}, id="context"),
+        pytest.param("moe", {"data": 2, "expert": 2}, id="expert"),
+        _SPLIT_CASE,
+    ],
 )
 def test_a_run_goes_on_bit_equal_in_the_same_layout(
     model: str, parallel: dict[str, int], models: dict[str, str], rank_pools: Mapping[int, RankPool], tmp_path: Path
@@ -97,8 +104,20 @@ def test_a_run_goes_on_bit_equal_in_the_same_layout(
         ("moe", {"data": 2, "expert": 2}, {"tensor": 2}),
         pytest.param("dense", _ALONE, {"tensor": 2}, marks=pytest.mark.slow),
         pytest.param("moe", {"data": 2}, {"data": 2, "expert": 2}, marks=pytest.mark.slow),
+        pytest.param("moe", _SPLIT, {"data": 2, "expert": 2}, marks=pytest.mark.slow),
+        pytest.param("moe", _ALONE, _SPLIT, marks=pytest.mark.slow),
+        pytest.param("moe", _SPREAD_AND_SPLIT, _SPLIT, marks=pytest.mark.slow),
     ],
-    ids=["data2-one", "tensor2-data2", "expert2-tensor2", "one-tensor2", "data2-expert2"],
+    ids=[
+        "data2-one",
+        "tensor2-data2",
+        "expert2-tensor2",
+        "one-tensor2",
+        "data2-expert2",
+        "split2-expert2",
+        "one-split2",
+        "expert2-split2",
+    ],
 )
 def test_another_layout_goes_on_with_the_same_weights_and_moments(
     model: str,
@@ -126,7 +145,12 @@ def _load_folder(rank: int, world_size: int, parallel: dict[str, int], folder: s
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("model", "parallel"), [("dense", {"tensor": 2}), ("moe", {"data": 2, "expert": 2})], ids=["tensor", "expert"]
+    ("model", "parallel"),
+    [
+        pytest.param("dense", {"tensor": 2}, id="tensor"),
+        pytest.param("moe", {"data": 2, "expert": 2}, id="expert"),
+        _SPLIT_CASE,
+    ],
 )
 def test_an_exported_folder_has_the_weights_of_the_layout_and_is_read_in_parts(
     model: str, parallel: dict[str, int], models: dict[str, str], rank_pools: Mapping[int, RankPool], tmp_path: Path
@@ -152,7 +176,12 @@ def _bytes_read(rank: int, world_size: int, parallel: dict[str, int], folder: st
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("model", "parallel"), [("dense", {"tensor": 2}), ("moe", {"data": 2, "expert": 2})], ids=["tensor", "expert"]
+    ("model", "parallel"),
+    [
+        pytest.param("dense", {"tensor": 2}, id="tensor"),
+        pytest.param("moe", {"data": 2, "expert": 2}, id="expert"),
+        _SPLIT_CASE,
+    ],
 )
 def test_a_rank_reads_no_more_than_it_holds(
     model: str, parallel: dict[str, int], models: dict[str, str], rank_pools: Mapping[int, RankPool]

@@ -33,6 +33,7 @@ _FURTHER_LAYOUTS: dict[str, dict[str, int]] = {
     "context2-tensor2": {"context": 2, "tensor": 2},
 }
 _EXPERTS: dict[str, int] = {"data": 2, "expert": 2}
+_SPLIT_EXPERTS: dict[str, int] = {"tensor": 2, "expert_tensor": 2}
 _FURTHER_MOE_LAYOUTS: dict[str, dict[str, int]] = {
     "data2": {"data": 2},
     "tensor2": {"tensor": 2},
@@ -40,6 +41,9 @@ _FURTHER_MOE_LAYOUTS: dict[str, dict[str, int]] = {
     "expert2-tensor2": {"data": 2, "expert": 2, "tensor": 2},
     "expert2-context2": {"data": 2, "expert": 2, "context": 2},
     "replicate2-expert2": {"replicate": 2, "data": 2, "expert": 2},
+    "data2-tensor2-split": {"data": 2, **_SPLIT_EXPERTS},
+    "replicate2-tensor2-split": {"replicate": 2, **_SPLIT_EXPERTS},
+    "expert2-tensor2-split": {"data": 2, "expert": 2, **_SPLIT_EXPERTS},
 }
 
 
@@ -102,13 +106,22 @@ def test_a_layout_gives_the_reference_update(
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
-def test_spread_experts_give_the_reference_update(
-    model: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+@pytest.mark.parametrize(
+    ("axes", "model"),
+    [
+        (_EXPERTS, "mixtral"),
+        (_EXPERTS, "qwen3_moe"),
+        pytest.param(_SPLIT_EXPERTS, "mixtral", marks=pytest.mark.slow),
+        (_SPLIT_EXPERTS, "qwen3_moe"),
+    ],
+    ids=["spread-mixtral", "spread-qwen3_moe", "split-mixtral", "split-qwen3_moe"],
+)
+def test_divided_experts_give_the_reference_update(
+    axes: dict[str, int], model: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
 ) -> None:
     cases = [Case(model=models[model], budget=SMALL), Case(model=models[model], kind="idle", loss="sft", share=False)]
 
-    _assert_reference(rank_pools, _EXPERTS, cases)
+    _assert_reference(rank_pools, axes, cases)
 
 
 @pytest.mark.slow
@@ -176,10 +189,11 @@ def test_mixed_layouts_give_the_reference_update(
 @pytest.mark.parametrize("kind", ["ragged", "idle"])
 @pytest.mark.parametrize("loss", ["grpo", "sft"])
 @pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
-def test_spread_experts_give_the_reference_update_with_every_way_to_cut_a_batch(
-    model: str, loss: str, kind: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
+@pytest.mark.parametrize("axes", [_EXPERTS, _SPLIT_EXPERTS], ids=["spread", "split"])
+def test_divided_experts_give_the_reference_update_with_every_way_to_cut_a_batch(
+    axes: dict[str, int], model: str, loss: str, kind: str, models: dict[str, str], rank_pools: Mapping[int, RankPool]
 ) -> None:
-    _assert_reference(rank_pools, _EXPERTS, ways_of(models[model], loss, kind))
+    _assert_reference(rank_pools, axes, ways_of(models[model], loss, kind))
 
 
 @pytest.mark.slow
@@ -253,6 +267,7 @@ def test_options_of_the_engine_give_the_reference_update(
     _assert_reference(rank_pools, _LAYOUTS["data2"], dense[1:])
     _assert_reference(rank_pools, _LAYOUTS["context2"], dense[:1])
     _assert_reference(rank_pools, _EXPERTS, experts)
+    _assert_reference(rank_pools, _SPLIT_EXPERTS, experts)
 
 
 @pytest.mark.distributed
