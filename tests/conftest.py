@@ -44,6 +44,14 @@ def ray_cluster() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose step takes a fraction of a second; for `small_run`."""
+    from small_runs import make_small_model
+
+    return make_small_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="session")
 def repo_root() -> Path:
     """The root of the checkout."""
     return Path(__file__).resolve().parents[1]

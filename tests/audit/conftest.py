@@ -17,23 +17,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).pare
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rayrl.models.tiny import create_tiny_model
-
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    return create_tiny_model(
-        folder, alphabet="0123456789+=", hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_context=32
-    )
-
-
-@pytest.fixture(scope="session")
-def finished_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Path:
+def finished_run(small_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> Path:
     """The folder of a run that was stopped after 3 of its steps, resumed, and ended after 5."""
     from audit_runs import small_config
 
     root = tmp_path_factory.mktemp("runs")
-    Run(small_config(tiny_model, root, 3, {})).train()
-    return Run(small_config(tiny_model, root, 5, {}), resume="auto").train().run_dir
+    Run(small_config(small_model, root, 3, {})).train()
+    return Run(small_config(small_model, root, 5, {}), resume="auto").train().run_dir
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 def test_run_that_a_filter_ends_leaves_its_failure_and_an_audit_that_refutes_nothing(
-    tiny_model: Path, tmp_path: Path
+    small_model: Path, tmp_path: Path
 ) -> None:
-    config = small_config(tiny_model, tmp_path, 4, {}, algorithm={"shaping": {"filter": "operator:index"}})
+    config = small_config(small_model, tmp_path, 4, {}, algorithm={"shaping": {"filter": "operator:index"}})
 
     with pytest.raises(ConfigError, match=r"algorithm\.shaping\.filter=operator:index raised TypeError") as failure:
         Run(config).train()

@@ -21,10 +21,10 @@ def debug(**changes: Any) -> dict[str, Any]:
 
 
 def test_rollout_that_never_ends_is_named_with_its_stage_and_the_stacks_of_all_actors(
-    tiny_model: Path, tmp_path: Path
+    small_model: Path, tmp_path: Path
 ) -> None:
     config = small_config(
-        tiny_model,
+        small_model,
         tmp_path,
         2,
         {},
@@ -52,9 +52,9 @@ def test_rollout_that_never_ends_is_named_with_its_stage_and_the_stacks_of_all_a
 
 
 @pytest.mark.distributed
-def test_checked_collectives_of_a_good_run_are_alike_on_all_ranks(tiny_model: Path, tmp_path: Path) -> None:
+def test_checked_collectives_of_a_good_run_are_alike_on_all_ranks(small_model: Path, tmp_path: Path) -> None:
     config = small_config(
-        tiny_model,
+        small_model,
         tmp_path,
         1,
         {},
@@ -73,9 +73,9 @@ def test_checked_collectives_of_a_good_run_are_alike_on_all_ranks(tiny_model: Pa
 
 
 @pytest.mark.slow
-def test_stuck_reward_ends_the_run_with_its_name_and_limit(tiny_model: Path, tmp_path: Path) -> None:
+def test_stuck_reward_ends_the_run_with_its_name_and_limit(small_model: Path, tmp_path: Path) -> None:
     config = small_config(
-        tiny_model,
+        small_model,
         tmp_path,
         2,
         {"max_failed_groups": 1},
@@ -89,8 +89,8 @@ def test_stuck_reward_ends_the_run_with_its_name_and_limit(tiny_model: Path, tmp
         Run(config).train()
 
 
-def test_exhausted_data_trains_what_there_is_and_ends_by_name(tiny_model: Path, tmp_path: Path) -> None:
-    config = small_config(tiny_model, tmp_path, 4, {})
+def test_exhausted_data_trains_what_there_is_and_ends_by_name(small_model: Path, tmp_path: Path) -> None:
+    config = small_config(small_model, tmp_path, 4, {})
     config = config.model_copy(update={"dataset": config.dataset.model_copy(update={"epochs": 1})})
 
     with pytest.raises(DataExhausted, match=r"dataset rows is exhausted: all 9 prompts.*dataset\.epochs=1"):

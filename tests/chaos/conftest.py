@@ -1,4 +1,4 @@
-"""Makes the helpers of this folder importable, and a tiny model for its runs."""
+"""Makes the helpers of this folder importable, and a model for its runs with vLLM."""
 
 import sys
 from pathlib import Path
@@ -9,11 +9,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
-def chaos_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model small enough that a step takes a fraction of a second."""
-    from rayrl.models.tiny import create_tiny_model
+def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with heads of 32, the smallest that vLLM has attention kernels for."""
+    from small_runs import make_small_model
 
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    return create_tiny_model(
-        folder, alphabet="0123456789+=", hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_context=32
-    )
+    folder = tmp_path_factory.mktemp("models") / "vllm"
+    return make_small_model(folder, hidden_size=128, num_heads=4, intermediate_size=128, max_context=64)

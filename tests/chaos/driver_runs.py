@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 import yaml
+from small_runs import small_run
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from rayrl.audit.report import audit_run
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.store import CheckpointStore
-from rayrl.config.loader import parse_section
 from rayrl.config.run import RunConfig
 
 POLL_S = 0.02
@@ -29,30 +29,19 @@ RUN_S = 240.0
 
 def small_config(model: Path, root: Path, name: str, **changes: Any) -> RunConfig:
     """Return a run of 6 steps on sums; `changes` are dotted paths with `__` for the dot."""
-    data: dict[str, Any] = {
-        "run": {"name": name, "output_root": str(root), "seed": 3},
-        "model": {"path": str(model), "max_context": 24},
-        "dataset": {"type": "arithmetic", "num_operands": 2, "max_operand": 4},
-        "reward": {"type": "exact_match"},
-        "rollout": {
-            "workflow": {"type": "single_turn", "prompt_format": "text"},
-            "group_size": 4,
-            "sampling": {"max_new_tokens": 4},
-            "num_workers": 2,
+    return small_run(
+        model,
+        root,
+        **{
+            "run__name": name,
+            "run__seed": 3,
+            "rollout__num_workers": 2,
+            "driver__num_steps": 6,
+            "training__optimizer__lr": 3e-3,
+            "checkpoint": {"every": 1, "keep_last": 3},
+            **changes,
         },
-        "driver": {"groups_per_step": 4, "num_steps": 6, "max_staleness": 2},
-        "training": {"optimizer": {"lr": 3e-3}},
-        "inference": {"engine": {"type": "transformers", "max_batch_size": 16}},
-        "tracking": {"sinks": ["jsonl"]},
-        "checkpoint": {"every": 1, "keep_last": 3},
-    }
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        target = data
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[key] = value
-    return parse_section(RunConfig, data)
+    )
 
 
 class DriverProcess:

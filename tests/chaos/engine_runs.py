@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from small_runs import small_run
+
 from rayrl import Run, RunConfig
 from rayrl.audit.report import AUDIT_FILE
-from rayrl.config.loader import parse_section
 from rayrl.driver.result import RunResult
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.training.worker import TrainWorker
@@ -25,36 +26,21 @@ KEPT = "model.norm.weight"
 
 def run_config(model: Path, root: Path, **changes: Any) -> RunConfig:
     """Return a small run with two engines; `changes` are dotted paths with `__` for the dot."""
-    data: dict[str, Any] = {
-        "run": {"name": "small", "output_root": str(root)},
-        "model": {"path": str(model), "max_context": 24},
-        "dataset": {"type": "arithmetic", "num_operands": 2, "max_operand": 60},
-        "reward": {"type": "exact_match"},
-        "rollout": {
-            "workflow": {"type": "single_turn", "prompt_format": "text"},
-            "group_size": 2,
-            "sampling": {"max_new_tokens": 4},
-            "episode_timeout_s": 60,
+    deadlines = {"publication_s": 30, "start_s": 120, "generation_s": 120, "shutdown_s": 10}
+    return small_run(
+        model,
+        root,
+        **{
+            "dataset__max_operand": 60,
+            "rollout__group_size": 2,
+            "rollout__episode_timeout_s": 60,
+            "driver": {"groups_per_step": 2, "num_steps": ENDLESS, "max_staleness": 2, "deadlines": deadlines},
+            "inference__num_engines": 2,
+            "supervision": {"backoff_s": 0.1, "heartbeat_s": 0.5, "silence_s": 20},
+            "checkpoint": {"every": 0, "at_end": False, "export_hf": False},
+            **changes,
         },
-        "driver": {
-            "groups_per_step": 2,
-            "num_steps": ENDLESS,
-            "max_staleness": 2,
-            "deadlines": {"publication_s": 30, "start_s": 120, "generation_s": 120, "shutdown_s": 10},
-        },
-        "training": {"optimizer": {"lr": 1e-3}},
-        "inference": {"engine": {"type": "transformers", "max_batch_size": 16}, "num_engines": 2},
-        "supervision": {"backoff_s": 0.1, "heartbeat_s": 0.5, "silence_s": 20},
-        "tracking": {"sinks": ["jsonl"]},
-        "checkpoint": {"every": 0, "at_end": False, "export_hf": False},
-    }
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        target = data
-        for section in sections:
-            target = target.setdefault(section, {})
-        target[key] = value
-    return parse_section(RunConfig, data)
+    )
 
 
 class LiveRun:

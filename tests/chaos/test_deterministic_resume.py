@@ -44,7 +44,7 @@ def run_with_kills(config: RunConfig, address: str, points: list[int]) -> int:
 
 @pytest.mark.parametrize("num_points", [2, pytest.param(10, marks=pytest.mark.slow)], ids=["two_points", "ten_points"])
 def test_killed_and_resumed_run_ends_with_the_same_bits_and_ledger(
-    chaos_model: Path, tmp_path: Path, num_points: int
+    small_model: Path, tmp_path: Path, num_points: int
 ) -> None:
     address = ray.get_runtime_context().gcs_address
     rng = random.Random(num_points + 1)
@@ -52,8 +52,8 @@ def test_killed_and_resumed_run_ends_with_the_same_bits_and_ledger(
     num_steps = STEPS_PER_POINT * num_points
     # Starting actors is what this costs: with many points one rollout worker must do.
     size = {"rollout__num_workers": 2 if num_points == 2 else 1}
-    undisturbed = deterministic_config(chaos_model, tmp_path / "a", "undisturbed", num_steps, **size)
-    killed = deterministic_config(chaos_model, tmp_path / "b", "killed", num_steps, **size)
+    undisturbed = deterministic_config(small_model, tmp_path / "a", "undisturbed", num_steps, **size)
+    killed = deterministic_config(small_model, tmp_path / "b", "killed", num_steps, **size)
 
     run_to_the_end(undisturbed)
     num_killed = run_with_kills(killed, address, points)

@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900), pyte
 ray.cloudpickle.register_pickle_by_value(engine_runs)
 
 
-def test_run_goes_on_when_engines_and_the_rollout_worker_are_killed(chaos_model: Path, tmp_path: Path) -> None:
-    live = LiveRun(run_config(chaos_model, tmp_path))
+def test_run_goes_on_when_engines_and_the_rollout_worker_are_killed(small_model: Path, tmp_path: Path) -> None:
+    live = LiveRun(run_config(small_model, tmp_path))
     live.until_step(1)
     live.kill(live.members("inference")["inference-0"])
     live.until_replaced("inference", 1)
@@ -39,13 +39,13 @@ def test_run_goes_on_when_engines_and_the_rollout_worker_are_killed(chaos_model:
 
 
 def test_engines_that_die_in_each_phase_of_a_publication_cost_no_prompt(
-    chaos_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each successor survives the publication that it joins by, and dies in the next one, a phase further on; the last
     # dies when it is to join: whether a second join ever comes depends on when it was ready.
     fates = {0: ("prepare", 2), 2: ("receive", 1), 3: ("commit", 1), 4: ("join_transfer", 0)}
     monkeypatch.setattr("rayrl.driver.fleet.EngineActor", doomed(fates))
-    live = LiveRun(run_config(chaos_model, tmp_path))
+    live = LiveRun(run_config(small_model, tmp_path))
     live.until_replaced("inference", 4)
     live.more_steps(2)
     result = live.finish()
@@ -56,10 +56,10 @@ def test_engines_that_die_in_each_phase_of_a_publication_cost_no_prompt(
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["prepare", "receive", "commit", "join_transfer"])
 def test_only_engine_that_dies_in_a_publication_is_waited_for(
-    chaos_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     monkeypatch.setattr("rayrl.driver.fleet.EngineActor", doomed({0: (phase, 0 if phase == "join_transfer" else 1)}))
-    live = LiveRun(run_config(chaos_model, tmp_path, inference__num_engines=1))
+    live = LiveRun(run_config(small_model, tmp_path, inference__num_engines=1))
     live.until_replaced("inference", 1)
     live.more_steps(2)
     result = live.finish()
@@ -68,10 +68,10 @@ def test_only_engine_that_dies_in_a_publication_is_waited_for(
 
 @pytest.mark.slow
 def test_run_ends_with_the_cause_when_engines_keep_dying(
-    chaos_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayrl.driver.fleet.EngineActor", doomed(dict.fromkeys(range(9), ("receive", 0))))
-    live = LiveRun(run_config(chaos_model, tmp_path, supervision__restarts=1, inference__num_engines=1))
+    live = LiveRun(run_config(small_model, tmp_path, supervision__restarts=1, inference__num_engines=1))
     with pytest.raises(BudgetExhausted, match=r"inference-1 is lost: its process is gone; 1 of supervision.restarts=1"):
         live.handle.wait(timeout_s=200)
     wait_gone(live.pids)
@@ -79,18 +79,18 @@ def test_run_ends_with_the_cause_when_engines_keep_dying(
 
 @pytest.mark.slow
 def test_trainer_killed_in_the_transfer_is_named(
-    chaos_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayrl.driver.fleet.TrainWorker", doomed_trainer(survives=2))
-    live = LiveRun(run_config(chaos_model, tmp_path))
+    live = LiveRun(run_config(small_model, tmp_path))
     with pytest.raises(ActorDied, match=r"publication of version 2: transfer: train-0 .* died"):
         live.handle.wait(timeout_s=200)
     wait_gone(live.pids)
 
 
 @pytest.mark.slow
-def test_frozen_engine_is_replaced_after_its_silence(chaos_model: Path, tmp_path: Path) -> None:
-    live = LiveRun(run_config(chaos_model, tmp_path, supervision__silence_s=5, driver__deadlines__publication_s=10))
+def test_frozen_engine_is_replaced_after_its_silence(small_model: Path, tmp_path: Path) -> None:
+    live = LiveRun(run_config(small_model, tmp_path, supervision__silence_s=5, driver__deadlines__publication_s=10))
     live.until_step(1)
     live.freeze(live.members("inference")["inference-1"])
     live.until_replaced("inference", 1)
@@ -101,8 +101,8 @@ def test_frozen_engine_is_replaced_after_its_silence(chaos_model: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_engines_join_and_leave_while_the_run_goes_on(chaos_model: Path, tmp_path: Path) -> None:
-    live = LiveRun(run_config(chaos_model, tmp_path, inference__num_engines=1, supervision__max_engines=3))
+def test_engines_join_and_leave_while_the_run_goes_on(small_model: Path, tmp_path: Path) -> None:
+    live = LiveRun(run_config(small_model, tmp_path, inference__num_engines=1, supervision__max_engines=3))
     # The cluster has room: they come by themselves.
     live.until(lambda status: len(status["supervision"]["inference"]["members"]) == 3, "three engines")
     live.more_steps(2)
@@ -119,12 +119,12 @@ def test_engines_join_and_leave_while_the_run_goes_on(chaos_model: Path, tmp_pat
 
 @pytest.mark.slow
 def test_engine_that_joins_a_run_of_adapters_makes_its_weights_of_its_own_folder(
-    chaos_model: Path, tmp_path: Path
+    small_model: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("peft", reason="peft is not installed: pip install 'rayrl[lora]'")
     lora = {"r": 2, "target_modules": ["q_proj", "down_proj"]}
     live = LiveRun(
-        run_config(chaos_model, tmp_path, training__lora=lora, transfer__lora="adapters", transfer__probe_every=1)
+        run_config(small_model, tmp_path, training__lora=lora, transfer__lora="adapters", transfer__probe_every=1)
     )
     live.until_step(1)
     live.kill(live.members("inference")["inference-0"])
@@ -140,9 +140,9 @@ def test_engine_that_joins_a_run_of_adapters_makes_its_weights_of_its_own_folder
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
-def test_run_survives_kills_at_random_moments(chaos_model: Path, tmp_path: Path, seed: int) -> None:
+def test_run_survives_kills_at_random_moments(small_model: Path, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    live = LiveRun(run_config(chaos_model, tmp_path, rollout__num_workers=2, supervision__restarts=50))
+    live = LiveRun(run_config(small_model, tmp_path, rollout__num_workers=2, supervision__restarts=50))
     live.until_step(1)
     num_killed = {"inference": 0, "rollout": 0}
     for _ in range(4):

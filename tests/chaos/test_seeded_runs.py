@@ -6,6 +6,7 @@ several nodes that also loses nodes, seeds 36 to 38 with vLLM engines.
 """
 
 import importlib.util
+import os
 import random
 import subprocess
 import sys
@@ -32,10 +33,10 @@ def seeded(seed: int) -> object:
 
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("seed", [seeded(seed) for seed in range(NUM_SEEDS)])
-def test_run_proves_what_it_did_when_random_processes_died(chaos_model: Path, tmp_path: Path, seed: int) -> None:
+def test_run_proves_what_it_did_when_random_processes_died(small_model: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     config = small_config(
-        chaos_model,
+        small_model,
         tmp_path,
         f"seed-{seed}",
         run__seed=seed,
@@ -57,36 +58,20 @@ def test_run_proves_what_it_did_when_random_processes_died(chaos_model: Path, tm
 
 @pytest.mark.parametrize("seed", [seeded(seed) for seed in NODE_SEEDS])
 def test_run_proves_what_it_did_when_random_nodes_and_processes_died(
-    chaos_model: Path, tmp_path: Path, seed: int
+    small_model: Path, tmp_path: Path, seed: int
 ) -> None:
     script = Path(__file__).parent / "node_seeds.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(chaos_model), str(tmp_path), str(seed)],
+        [sys.executable, str(script), str(small_model), str(tmp_path), str(seed)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=880,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:]
     assert "raylet" in done.stdout.splitlines()[-1], "a node was lost"
-
-
-@pytest.fixture(scope="module")
-def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with heads of 32, the smallest that vLLM has attention kernels for."""
-    from rayrl.models.tiny import create_tiny_model
-
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    return create_tiny_model(
-        folder,
-        alphabet="0123456789+=",
-        hidden_size=128,
-        num_layers=2,
-        num_heads=4,
-        intermediate_size=128,
-        max_context=64,
-    )
 
 
 @pytest.mark.vllm

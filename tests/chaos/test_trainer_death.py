@@ -52,10 +52,10 @@ def rebuilds(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in events(run_dir, "training_rebuilt")]
 
 
-def test_run_ends_with_the_same_bits_when_a_training_worker_is_killed(chaos_model: Path, tmp_path: Path) -> None:
+def test_run_ends_with_the_same_bits_when_a_training_worker_is_killed(small_model: Path, tmp_path: Path) -> None:
     options = {"training__parallel__data": 2}
-    undisturbed = deterministic_config(chaos_model, tmp_path / "a", "undisturbed", NUM_STEPS, **options)
-    killed = deterministic_config(chaos_model, tmp_path / "b", "killed", NUM_STEPS, **options)
+    undisturbed = deterministic_config(small_model, tmp_path / "a", "undisturbed", NUM_STEPS, **options)
+    killed = deterministic_config(small_model, tmp_path / "b", "killed", NUM_STEPS, **options)
 
     Run(undisturbed).train()
     # The first dies before there is a checkpoint or right after: from the initial model, or from step 2.
@@ -69,8 +69,8 @@ def test_run_ends_with_the_same_bits_when_a_training_worker_is_killed(chaos_mode
 
 
 @pytest.mark.slow
-def test_run_is_whole_when_training_workers_die_before_the_first_step(chaos_model: Path, tmp_path: Path) -> None:
-    config = small_config(chaos_model, tmp_path, "killed", driver__num_steps=2, training__parallel__data=2)
+def test_run_is_whole_when_training_workers_die_before_the_first_step(small_model: Path, tmp_path: Path) -> None:
+    config = small_config(small_model, tmp_path, "killed", driver__num_steps=2, training__parallel__data=2)
     # Right after all actors are ready: in the restore, the rendezvous or the first publication, and in its repetition.
     result, _ = run_and_kill(config, (0, "train-0"), (0, "train-1"))
     assert (result.status, result.steps) == ("done", 2)
@@ -79,9 +79,9 @@ def test_run_is_whole_when_training_workers_die_before_the_first_step(chaos_mode
 
 
 @pytest.mark.slow
-def test_groups_of_versions_that_are_gone_are_sampled_again_and_counted(chaos_model: Path, tmp_path: Path) -> None:
+def test_groups_of_versions_that_are_gone_are_sampled_again_and_counted(small_model: Path, tmp_path: Path) -> None:
     config = small_config(
-        chaos_model, tmp_path, "killed", driver__num_steps=NUM_STEPS, driver__max_staleness=3, checkpoint__every=4
+        small_model, tmp_path, "killed", driver__num_steps=NUM_STEPS, driver__max_staleness=3, checkpoint__every=4
     )
     result, _ = run_and_kill(config, (3, "train-0"), (6, "train-0"))
 
@@ -96,8 +96,8 @@ def test_groups_of_versions_that_are_gone_are_sampled_again_and_counted(chaos_mo
 
 
 @pytest.mark.slow
-def test_run_ends_with_the_cause_when_the_restarts_are_used_up(chaos_model: Path, tmp_path: Path) -> None:
-    config = small_config(chaos_model, tmp_path, "killed", driver__num_steps=10_000, supervision__restarts=0)
+def test_run_ends_with_the_cause_when_the_restarts_are_used_up(small_model: Path, tmp_path: Path) -> None:
+    config = small_config(small_model, tmp_path, "killed", driver__num_steps=10_000, supervision__restarts=0)
     handle = Run(config).start()
     os.kill(status_at(handle, 1)["training"]["train-0"], signal.SIGKILL)
     with pytest.raises(BudgetExhausted, match=r"training group is lost.*supervision\.restarts=0"):

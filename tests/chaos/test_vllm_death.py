@@ -27,22 +27,6 @@ pytestmark = [
 ray.cloudpickle.register_pickle_by_value(engine_runs)
 
 
-@pytest.fixture(scope="module")
-def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with heads of 32, the smallest that vLLM has attention kernels for."""
-    from rayrl.models.tiny import create_tiny_model
-
-    return create_tiny_model(
-        tmp_path_factory.mktemp("models") / "tiny",
-        alphabet="0123456789+=",
-        hidden_size=128,
-        num_layers=2,
-        num_heads=4,
-        intermediate_size=128,
-        max_context=64,
-    )
-
-
 def vllm_run(model: Path, root: Path) -> RunConfig:
     """Two small engines, and deadlines for a machine that does other things as well."""
     return run_config(

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from small_runs import small_run
 
 from rayrl import PreferenceRun, PreferenceRunConfig, RewardModelRun, RewardModelRunConfig, Run, RunConfig
 from rayrl.config.checkpoint import CheckpointConfig
@@ -20,33 +21,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 _SUMS = {"type": "arithmetic", "num_operands": 2, "max_operand": 4}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rayrl.models.tiny import create_tiny_model
-
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    return create_tiny_model(
-        folder, alphabet="0123456789+=", hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_context=32
-    )
-
-
 def _rl(model: Path, root: Path, **changes: Any) -> RunConfig:
-    data: dict[str, Any] = {
-        "run": {"name": "small", "output_root": str(root)},
-        "model": {"path": str(model), "max_context": 24},
-        "dataset": _SUMS,
-        "reward": {"type": "exact_match"},
-        "rollout": {
-            "workflow": {"type": "single_turn", "prompt_format": "text"},
-            "group_size": 4,
-            "sampling": {"max_new_tokens": 4},
-        },
-        "driver": {"groups_per_step": 4, "num_steps": 3, "max_staleness": 1},
-        "training": {"optimizer": {"lr": 1e-3}},
-        "inference": {"engine": {"type": "transformers", "max_batch_size": 16}},
-        "tracking": {"sinks": ["jsonl"]},
-    }
-    return parse_section(RunConfig, {**data, **changes})
+    return small_run(model, root, **{"driver__num_steps": 3, "driver__max_staleness": 1, **changes})
 
 
 def _pairs(kind: type[Any], section: str, model: Path, root: Path, **loop: Any) -> Any:
@@ -72,10 +48,10 @@ def _steps(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def reward_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def reward_model(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The result of a small run."""
     root = tmp_path_factory.mktemp("reward_model")
-    return RewardModelRun(_pairs(RewardModelRunConfig, "reward_model", model, root)).train()
+    return RewardModelRun(_pairs(RewardModelRunConfig, "reward_model", small_model, root)).train()
 
 
 def test_a_reward_model_ends_with_more_training_pairs_in_order_and_an_export(reward_model: Any) -> None:
@@ -89,8 +65,8 @@ def test_a_reward_model_ends_with_more_training_pairs_in_order_and_an_export(rew
     assert config["architectures"] == ["LlamaForSequenceClassification"]
 
 
-def test_preference_training_raises_the_margin_over_the_reference(model: Path, tmp_path: Path) -> None:
-    result = PreferenceRun(_pairs(PreferenceRunConfig, "preference", model, tmp_path, loss="dpo")).train()
+def test_preference_training_raises_the_margin_over_the_reference(small_model: Path, tmp_path: Path) -> None:
+    result = PreferenceRun(_pairs(PreferenceRunConfig, "preference", small_model, tmp_path, loss="dpo")).train()
 
     assert result.metrics["eval/margin_before"] == pytest.approx(0.0, abs=1e-5)
     rows = _metrics(result.run_dir)
@@ -98,9 +74,9 @@ def test_preference_training_raises_the_margin_over_the_reference(model: Path, t
     assert result.status == "done"
 
 
-def test_a_run_on_pairs_that_is_resumed_makes_the_same_steps_again(model: Path, tmp_path: Path) -> None:
+def test_a_run_on_pairs_that_is_resumed_makes_the_same_steps_again(small_model: Path, tmp_path: Path) -> None:
     def config(**changes: Any) -> PreferenceRunConfig:
-        found = _pairs(PreferenceRunConfig, "preference", model, tmp_path, num_steps=4)
+        found = _pairs(PreferenceRunConfig, "preference", small_model, tmp_path, num_steps=4)
         assert isinstance(found, PreferenceRunConfig)
         return found.model_copy(update={"checkpoint": CheckpointConfig(every=2, keep_last=3), **changes})
 
@@ -108,7 +84,7 @@ def test_a_run_on_pairs_that_is_resumed_makes_the_same_steps_again(model: Path, 
     weights = (whole.run_dir / "export" / "model.safetensors").read_bytes()
     with pytest.raises(CheckpointError, match=r"training\.optimizer\.lr"):
         PreferenceRun(config(training=parse_section(TrainingConfig, {"optimizer": {"lr": 1.0}})), resume="auto").train()
-    shorter = _pairs(PreferenceRunConfig, "preference", model, tmp_path, num_steps=3)
+    shorter = _pairs(PreferenceRunConfig, "preference", small_model, tmp_path, num_steps=3)
     with pytest.raises(CheckpointError, match=r"preference\.num_steps=3 asks"):
         PreferenceRun(shorter, resume="auto").train()
 
@@ -122,20 +98,22 @@ def test_a_run_on_pairs_that_is_resumed_makes_the_same_steps_again(model: Path, 
     assert [resumed.metrics[name] for name in names] == [whole.metrics[name] for name in names]
 
 
-def test_a_dataset_without_worse_answers_is_refused_before_anything_starts(model: Path, tmp_path: Path) -> None:
-    config = _pairs(PreferenceRunConfig, "preference", model, tmp_path, rejected_field="worse")
+def test_a_dataset_without_worse_answers_is_refused_before_anything_starts(small_model: Path, tmp_path: Path) -> None:
+    config = _pairs(PreferenceRunConfig, "preference", small_model, tmp_path, rejected_field="worse")
 
     with pytest.raises(DatasetError, match="no text in field 'worse'"):
         PreferenceRun(config).train()
     assert not (tmp_path / "preference").exists()
 
 
-def test_a_run_with_a_critic_resumes_where_it_was(model: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_critic_resumes_where_it_was(small_model: Path, tmp_path: Path) -> None:
     algorithm = {"preset": "ppo", "critic": {"lr": 0.01, "warmup_steps": 1}}
     driver = {"groups_per_step": 4, "num_steps": 2, "max_staleness": 1}
-    Run(_rl(model, tmp_path, algorithm=algorithm, driver=driver)).train()
+    Run(_rl(small_model, tmp_path, algorithm=algorithm, driver=driver)).train()
 
-    result = Run(_rl(model, tmp_path, algorithm=algorithm, driver={**driver, "num_steps": 4}), resume="auto").train()
+    result = Run(
+        _rl(small_model, tmp_path, algorithm=algorithm, driver={**driver, "num_steps": 4}), resume="auto"
+    ).train()
 
     rows = _steps(result.run_dir)
     assert result.steps == 4
@@ -144,14 +122,14 @@ def test_a_run_with_a_critic_resumes_where_it_was(model: Path, tmp_path: Path) -
     assert rows[-1]["train/version"] == 4
 
 
-def test_a_reward_model_scores_the_completions_of_a_run(model: Path, reward_model: Any, tmp_path: Path) -> None:
+def test_a_reward_model_scores_the_completions_of_a_run(small_model: Path, reward_model: Any, tmp_path: Path) -> None:
     scorer = {"type": "reward_model", "path": str(reward_model.run_dir / "export"), "prompt_format": "text", "cpus": 0}
     terms = [
         {"name": "score", "reward": scorer},
         {"name": "match", "weight": 0.5, "reward": {"type": "exact_match"}},
     ]
 
-    result = Run(_rl(model, tmp_path, reward={"type": "weighted_sum", "terms": terms})).train()
+    result = Run(_rl(small_model, tmp_path, reward={"type": "weighted_sum", "terms": terms})).train()
 
     rows = _steps(result.run_dir)
     assert result.status == "done"
@@ -162,11 +140,11 @@ def test_a_reward_model_scores_the_completions_of_a_run(model: Path, reward_mode
 
 @pytest.mark.chaos
 def test_a_reward_model_that_is_killed_comes_back_and_no_sample_is_lost(
-    model: Path, reward_model: Any, tmp_path: Path
+    small_model: Path, reward_model: Any, tmp_path: Path
 ) -> None:
     scorer = {"type": "reward_model", "path": str(reward_model.run_dir / "export"), "prompt_format": "text", "cpus": 0}
     driver = {"groups_per_step": 4, "num_steps": 8, "max_staleness": 1}
-    handle = Run(_rl(model, tmp_path, reward=scorer, driver=driver)).start()
+    handle = Run(_rl(small_model, tmp_path, reward=scorer, driver=driver)).start()
     killed: list[int] = []
 
     def kill() -> None:
@@ -187,14 +165,14 @@ def test_a_reward_model_that_is_killed_comes_back_and_no_sample_is_lost(
     assert all(row["rollout/failed_samples"] == 0 for row in _steps(result.run_dir))
 
 
-def test_a_student_moves_towards_its_teacher(model: Path, tmp_path: Path) -> None:
+def test_a_student_moves_towards_its_teacher(small_model: Path, tmp_path: Path) -> None:
     from rayrl.models.tiny import create_tiny_model
 
     teacher = create_tiny_model(
         tmp_path / "teacher", alphabet="0123456789+=", hidden_size=32, num_layers=1, num_heads=2, seed=7
     )
     config = _rl(
-        model,
+        small_model,
         tmp_path,
         algorithm={"preset": "distillation"},
         teacher={"path": str(teacher), "cpus": 0},
@@ -209,14 +187,14 @@ def test_a_student_moves_towards_its_teacher(model: Path, tmp_path: Path) -> Non
     assert sum(gaps[-5:]) < 0.7 * sum(gaps[:5])
 
 
-def test_a_policy_without_a_scalar_head_is_no_reward_model(model: Path, tmp_path: Path) -> None:
-    reward = {"type": "reward_model", "path": str(model), "prompt_format": "text", "cpus": 0}
+def test_a_policy_without_a_scalar_head_is_no_reward_model(small_model: Path, tmp_path: Path) -> None:
+    reward = {"type": "reward_model", "path": str(small_model), "prompt_format": "text", "cpus": 0}
 
     with pytest.raises(ModelError, match="no scalar head"):
-        Run(_rl(model, tmp_path, reward=reward)).train()
+        Run(_rl(small_model, tmp_path, reward=reward)).train()
 
 
-def test_distillation_without_a_teacher_is_refused(model: Path, tmp_path: Path) -> None:
+def test_distillation_without_a_teacher_is_refused(small_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="distillation needs a teacher"):
-        _rl(model, tmp_path, algorithm={"preset": "distillation"})
+        _rl(small_model, tmp_path, algorithm={"preset": "distillation"})
     assert ray.is_initialized()

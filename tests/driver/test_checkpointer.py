@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from groups import buffered
+from small_runs import small_config
 
 from rayrl.checkpoint.disk import Disk
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.ledger_events import CHECKPOINT_FAILED
 from rayrl.checkpoint.retention import RetentionRule
 from rayrl.checkpoint.store import CheckpointStore
-from rayrl.config.loader import parse_section
-from rayrl.config.run import RunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
 from rayrl.driver.checkpointer import Checkpointer
@@ -73,24 +72,11 @@ class FullDisk(Disk):
 
 class Bench:
     def __init__(self, root: Path, algorithm: dict[str, Any] | None = None, **options: Any) -> None:
-        config = parse_section(
-            RunConfig,
-            {
-                "run": {"name": "small"},
-                "model": {"path": str(root)},
-                "dataset": {"type": "arithmetic"},
-                "reward": {"type": "exact_match"},
-                "rollout": {
-                    "workflow": {"type": "single_turn", "prompt_format": "text"},
-                    "group_size": 2,
-                    "sampling": {"max_new_tokens": 4},
-                },
-                "driver": {"groups_per_step": 1, "num_steps": 9},
-                "algorithm": algorithm or {},
-                "training": {"optimizer": {"lr": 1e-3}},
-                "inference": {"engine": {"type": "scripted"}},
-                "checkpoint": {"every": 2, "keep_best": "eval/accuracy", **options},
-            },
+        config = small_config(
+            model__path=str(root),
+            driver={"groups_per_step": 1, "num_steps": 9},
+            algorithm=algorithm or {},
+            checkpoint={"every": 2, "keep_best": "eval/accuracy", **options},
         )
         self.root = root / "checkpoints"
         self.disk = FullDisk()

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import small_run
 
-from rayrl import Run, RunConfig
+from rayrl import Run
 from rayrl.audit.report import audit_run
-from rayrl.config.loader import parse_section
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900)]
 
@@ -18,44 +18,25 @@ _RTOL, _ATOL = 1e-4, 1e-6
 _LORA = {"r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rayrl.models.tiny import create_tiny_model
-
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    return create_tiny_model(
-        folder, alphabet="0123456789+=", hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_context=32
-    )
-
-
 def _train(model: Path, root: Path, training: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Train for `_STEPS` steps on what the weights before each step sampled, audit, and return the exported weights.
 
     The reward is earned by about half of what a random model answers, so that no group is without a gradient. The
     optimizer is the one whose changes follow the gradient (eps above its elements), as rounding differs by layout.
     """
-    config = parse_section(
-        RunConfig,
-        {
-            "run": {"name": "layout", "output_root": str(root), "seed": 5, "deterministic": True},
-            "model": {"path": str(model), "max_context": 24},
-            "dataset": {"type": "arithmetic", "num_operands": 2, "max_operand": 4},
-            "reward": {"type": "regex", "pattern": "^[0-5]"},
-            "rollout": {
-                "workflow": {"type": "single_turn", "prompt_format": "text"},
-                "group_size": 4,
-                "sampling": {"max_new_tokens": 4},
-            },
-            "driver": {"groups_per_step": 4, "num_steps": _STEPS, "max_staleness": 0},
-            "training": {
-                "optimizer": {"lr": 3e-2, "eps": 1e-1, "weight_decay": 0.1},
-                "micro_batch_tokens": 48,
-                **training,
-            },
-            "inference": {"engine": {"type": "transformers", "max_batch_size": 16}},
-            "transfer": {"probe_every": 1},
-            "tracking": {"sinks": ["jsonl"]},
+    config = small_run(
+        model,
+        root,
+        run={"name": "layout", "output_root": str(root), "seed": 5, "deterministic": True},
+        reward={"type": "regex", "pattern": "^[0-5]"},
+        driver__num_steps=_STEPS,
+        driver__max_staleness=0,
+        training={
+            "optimizer": {"lr": 3e-2, "eps": 1e-1, "weight_decay": 0.1},
+            "micro_batch_tokens": 48,
+            **training,
         },
+        transfer={"probe_every": 1},
     )
 
     result = Run(config).train()
@@ -67,10 +48,10 @@ def _train(model: Path, root: Path, training: dict[str, Any]) -> dict[str, torch
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+def expected(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The weights after the run with one worker."""
-    weights = _train(model, tmp_path_factory.mktemp("reference"), {})
-    before = load_file(model / "model.safetensors")
+    weights = _train(small_model, tmp_path_factory.mktemp("reference"), {})
+    before = load_file(small_model / "model.safetensors")
     assert all((tensor - before[name]).abs().max() > 1e-4 for name, tensor in weights.items()), "every weight moved"
     return weights
 
@@ -86,30 +67,30 @@ def _assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tens
 @pytest.mark.distributed
 @pytest.mark.parametrize("parallel", [{"data": 2}, {"tensor": 2}, {"context": 2}], ids=["data", "tensor", "context"])
 def test_two_workers_end_with_the_weights_of_one(
-    parallel: dict[str, int], model: Path, expected: dict[str, torch.Tensor], tmp_path: Path
+    parallel: dict[str, int], small_model: Path, expected: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    _assert_same(_train(model, tmp_path, {"parallel": parallel}), expected)
+    _assert_same(_train(small_model, tmp_path, {"parallel": parallel}), expected)
 
 
 @pytest.mark.distributed
 @pytest.mark.deepspeed
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_ends_with_the_weights_of_one_worker(
-    stage: int, model: Path, expected: dict[str, torch.Tensor], tmp_path: Path
+    stage: int, small_model: Path, expected: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install 'rayrl[deepspeed]'")
     training = {"parallel": {"data": 2}, "engine": {"type": "deepspeed", "zero_stage": stage}}
 
-    _assert_same(_train(model, tmp_path, training), expected)
+    _assert_same(_train(small_model, tmp_path, training), expected)
 
 
 @pytest.mark.distributed
-def test_adapters_on_two_workers_end_with_the_merged_weights_of_one(model: Path, tmp_path: Path) -> None:
+def test_adapters_on_two_workers_end_with_the_merged_weights_of_one(small_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="peft is not installed: pip install 'rayrl[lora]'")
-    before = load_file(model / "model.safetensors")
+    before = load_file(small_model / "model.safetensors")
 
-    alone = _train(model, tmp_path / "alone", {"lora": _LORA})
-    together = _train(model, tmp_path / "together", {"lora": _LORA, "parallel": {"data": 2}})
+    alone = _train(small_model, tmp_path / "alone", {"lora": _LORA})
+    together = _train(small_model, tmp_path / "together", {"lora": _LORA, "parallel": {"data": 2}})
 
     moved = {name for name, tensor in alone.items() if not tensor.equal(before[name])}
     assert {name.split(".")[-2] for name in moved} == set(_LORA["target_modules"])

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
+from small_runs import small_config
 
-from rayrl.config.loader import parse_section
 from rayrl.config.run import RunConfig
 from rayrl.driver.failure_policy import FaultCause
 from rayrl.driver.progress import Progress
@@ -21,18 +21,8 @@ from rayrl.infra.outcomes import PendingCall
 
 
 def config(**supervision: Any) -> RunConfig:
-    data = {
-        "run": {"name": "small"},
-        "model": {"path": "model"},
-        "dataset": {"type": "arithmetic"},
-        "reward": {"type": "exact_match"},
-        "rollout": {"workflow": {"type": "single_turn"}, "group_size": 2, "sampling": {"max_new_tokens": 4}},
-        "driver": {"groups_per_step": 2, "num_steps": 1},
-        "training": {"optimizer": {"lr": 1e-3}},
-        "inference": {"engine": {"type": "scripted"}, "num_engines": 2},
-        "supervision": {"backoff_s": 0.0, "heartbeat_s": 0.001, "silence_s": 60.0, **supervision},
-    }
-    return parse_section(RunConfig, data)
+    waits = {"backoff_s": 0.0, "heartbeat_s": 0.001, "silence_s": 60.0}
+    return small_config(inference__num_engines=2, supervision={**waits, **supervision})
 
 
 class FakeHandle:

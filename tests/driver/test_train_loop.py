@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
+from small_runs import small_config
 
-from rayrl.config.loader import parse_section
-from rayrl.config.run import RunConfig
 from rayrl.driver.group_buffer import GroupBuffer
 from rayrl.driver.progress import Progress
 from rayrl.driver.stop_signal import StopSignal
@@ -13,16 +12,7 @@ from rayrl.driver.train_loop import TrainLoop
 from rayrl.errors import BudgetExhausted, DeadlineExceeded
 from rayrl.training.step import LOGPROB_GAP, TrainStepResult, logprob_gap_fault
 
-CONFIG = {
-    "run": {"name": "small"},
-    "model": {"path": "model"},
-    "dataset": {"type": "arithmetic"},
-    "reward": {"type": "exact_match"},
-    "rollout": {"workflow": {"type": "single_turn"}, "group_size": 2, "sampling": {"max_new_tokens": 4}},
-    "driver": {"groups_per_step": 2, "num_steps": 1, "deadlines": {"generation_s": 0.01}},
-    "training": {"optimizer": {"lr": 1e-3}},
-    "inference": {"engine": {"type": "scripted"}},
-}
+CONFIG = small_config(driver__deadlines={"generation_s": 0.01})
 
 
 class IdleRolloutLoop:
@@ -36,7 +26,7 @@ def train_loop(buffer: GroupBuffer) -> TrainLoop:
     unused: Any = None
     idle: Any = IdleRolloutLoop()
     return TrainLoop(
-        config=parse_section(RunConfig, CONFIG),
+        config=CONFIG,
         train=unused,
         buffer=buffer,
         progress=Progress(),

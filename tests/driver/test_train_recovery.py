@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from groups import buffered
+from small_runs import small_config
 
 from rayrl.checkpoint.ledger_events import TRAINING_REBUILT
-from rayrl.config.loader import parse_section
 from rayrl.config.run import RunConfig
 from rayrl.driver.group_buffer import BufferedGroup, GroupBuffer
 from rayrl.driver.progress import Progress
@@ -24,17 +24,6 @@ from rayrl.errors import (
     RayrlError,
     TransferError,
 )
-
-CONFIG = {
-    "run": {"name": "small"},
-    "model": {"path": "model"},
-    "dataset": {"type": "arithmetic"},
-    "reward": {"type": "exact_match"},
-    "rollout": {"workflow": {"type": "single_turn"}, "group_size": 2, "sampling": {"max_new_tokens": 4}},
-    "driver": {"groups_per_step": 2, "num_steps": 9},
-    "training": {"optimizer": {"lr": 1e-3}},
-    "inference": {"engine": {"type": "scripted"}},
-}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +67,7 @@ class Stage:
         self.lock = asyncio.Lock()
         self.members = ("train-0",)
         unused: Any = self
-        config = parse_section(RunConfig, {**CONFIG, "supervision": {"restarts": restarts, "backoff_s": 0.0}})
+        config = small_config(driver__num_steps=9, supervision={"restarts": restarts, "backoff_s": 0.0})
         self.recovery = TrainRecovery(
             config=config,
             fleet=unused,

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import small_config
 
 from rayrl.audit.live_status import read_status
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.ledger_reader import read_ledger
 from rayrl.config.inference import InferenceConfig, ScriptedEngine
-from rayrl.config.loader import parse_section
-from rayrl.config.run import RunConfig
 from rayrl.driver.group_buffer import GroupBuffer
 from rayrl.driver.progress import Progress
 from rayrl.driver.watchdog import Watchdog
@@ -77,17 +76,6 @@ async def watched(
     worker: Callable[[], Awaitable[Any]] = no_episodes,
 ) -> AsyncIterator[tuple[Watchdog, Any, Progress]]:
     """Yield a watchdog over a scripted engine with two requests in it, and the engine."""
-    data = {
-        "run": {"name": "small"},
-        "model": {"path": "model"},
-        "dataset": {"type": "arithmetic"},
-        "reward": {"type": "exact_match"},
-        "rollout": {"workflow": {"type": "single_turn"}, "group_size": 2, "sampling": {"max_new_tokens": 4}},
-        "driver": {"groups_per_step": 2, "num_steps": 1},
-        "training": {"optimizer": {"lr": 1e-3}},
-        "inference": {"engine": {"type": "scripted"}, "max_queued_requests": QUEUE},
-        "debug": {"stall_s": 0.2, "on_stall": on_stall},
-    }
     inference = InferenceConfig(engine=ScriptedEngine(type="scripted"), max_queued_requests=QUEUE)
     engine = scripted_engine(ScriptedModel(lambda prompt: (1, 2)), inference, gate=gate)
     await engine.start()
@@ -99,7 +87,7 @@ async def watched(
     try:
         yield (
             Watchdog(
-                config=parse_section(RunConfig, data),
+                config=small_config(inference__max_queued_requests=QUEUE, debug={"stall_s": 0.2, "on_stall": on_stall}),
                 progress=progress,
                 buffer=GroupBuffer(),
                 phase=lambda: "waiting for 2 groups",
