@@ -35,7 +35,7 @@ def _write_model(folder: Path, tokenizer: Path, family: str) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
-        eos_token_id=1,  # Mixtral's own is 2, which these prompts have
+        eos_token_id=1,  # as the tokenizer's: engines also exclude Mixtral's own, 2, which would be a likely token here
         bos_token_id=0,
         **_EXPERTS[family],
     )
@@ -51,15 +51,7 @@ def _write_model(folder: Path, tokenizer: Path, family: str) -> Path:
     return folder
 
 
-_UNEXPLAINED = pytest.mark.xfail(
-    strict=False, reason="vllm 0.32 on CPUs: some tokens differ when several requests share a batch; cause not found"
-)
-
-
-@pytest.mark.parametrize(
-    ("family", "at_once"),
-    [("Qwen3Moe", True), ("Mixtral", False), pytest.param("Mixtral", True, marks=_UNEXPLAINED)],
-)
+@pytest.mark.parametrize(("family", "at_once"), [("Qwen3Moe", True), ("Mixtral", False), ("Mixtral", True)])
 async def test_greedy_tokens_are_those_of_transformers_when_layers_have_experts(
     family: str, at_once: bool, tmp_path: Path, tiny_vllm_model: Path
 ) -> None:
