@@ -4,7 +4,7 @@
                               └-----> last lines
 
 Children inherit the pipe when they are started inside the `with`; afterwards our own output is as before. The thread
-ends when the last child is gone.
+ends when the last child is gone, and not before: a pipe that nobody reads would stop the children when it is full.
 """
 
 import os
@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from threading import Thread
 
 _NUM_LINES = 200
+_LINE_BYTES = 1 << 16
+"""What is kept of a line without an end, such as a progress bar."""
 _STDOUT, _STDERR = 1, 2
 
 
@@ -25,6 +27,7 @@ class ChildOutput:
         self._name = name
         self._lines: deque[str] = deque(maxlen=_NUM_LINES)
         self._thread: Thread | None = None
+        self._lost: OSError | None = None
 
     @contextmanager
     def captured(self) -> Iterator[None]:
@@ -64,11 +67,13 @@ class ChildOutput:
         lines = list(self._lines)[-num_lines:]
         if not lines:
             return f"{self._name} wrote nothing"
-        return "\n".join([f"last lines of {self._name}:", *(f"  | {line}" for line in lines)])
+        lost = "" if self._lost is None else f" (some were not passed on: {self._lost})"
+        return "\n".join([f"last lines of {self._name}{lost}:", *(f"  | {line}" for line in lines)])
 
     def root_cause(self) -> str | None:
         """Return the last line that looks like the final line of a traceback, the first of several such lines."""
-        for line in self._lines:
+        # A copy: the thread goes on to add lines.
+        for line in list(self._lines):
             text = line.split("] ")[-1].strip()
             name = text.split(":")[0]
             if name.endswith(("Error", "Exception")) and name.replace(".", "").replace("_", "").isalnum():
@@ -78,8 +83,23 @@ class ChildOutput:
     def _pump(self, reader: int, target: int) -> None:
         rest = b""
         while data := os.read(reader, 65536):
-            os.write(target, data)
+            self._pass_on(target, data)
             *lines, rest = (rest + data).split(b"\n")
-            self._lines.extend(line.decode(errors="replace").rstrip() for line in lines)
+            self._lines.extend(map(_text, lines))
+            rest = rest[-_LINE_BYTES:]
+        if rest:
+            self._lines.append(_text(rest))
         os.close(reader)
         os.close(target)
+
+    def _pass_on(self, target: int, data: bytes) -> None:
+        """Write to our own output; what does not go there, on a full disk, say, is in the last lines all the same."""
+        try:
+            while data:
+                data = data[os.write(target, data) :]
+        except OSError as error:
+            self._lost = error
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip()

@@ -173,6 +173,51 @@ def test_last_lines_and_root_cause_of_a_child_are_kept():
     assert "last lines of the child" in output.tail() and "  | before" in output.tail()
 
 
+def test_child_goes_on_when_its_output_cannot_be_passed_on():
+    output = ChildOutput("the child")
+    code = "import sys\nfor _ in range(40000): print('0123456789', file=sys.stderr)\nraise ValueError('no memory')"
+    stderr, full = os.dup(2), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 2)
+    try:
+        with output.captured():
+            # More than a pipe holds: without a reader it would never end.
+            subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(full)
+    output.wait_end(30)
+
+    assert output.root_cause() == "ValueError: no memory"
+    assert "some were not passed on: [Errno 28]" in output.tail()
+
+
+def test_line_without_an_end_is_kept_and_cut():
+    output = ChildOutput("the child")
+
+    with output.captured():
+        subprocess.run([sys.executable, "-c", "print('.' * 1_000_000 + 'OutOfMemoryError', end='')"], check=True)
+    output.wait_end(30)
+
+    (line,) = output.tail().splitlines()[1:]
+    assert line.endswith(".OutOfMemoryError") and len(line) < 100_000
+
+
+def test_root_cause_is_found_when_the_child_writes_meanwhile():
+    output = ChildOutput("the child")
+
+    class Line(str):
+        __slots__ = ()
+
+        def split(self, *args):
+            output._lines.append("more")
+            return super().split(*args)
+
+    output._lines.extend([Line("starting"), Line("ValueError: no memory")])
+
+    assert output.root_cause() == "ValueError: no memory"
+
+
 @pytest.mark.parametrize(
     ("version", "answer"),
     [("0.32.0", True), ("0.32.1+cpu", True), ("0.31.9", False), ("0.33.0", False), ("1.0", False), ("dev", False)],
