@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrl.errors import TransferError
+from rayrl.errors import EngineError, TransferError
 from rayrl.inference.engine import EngineBusy, EngineStatus, LoadTimes, RequestRefused
 from rayrl.inference.registry import make_engine
 from rayrl.inference.settings import EngineSettings
@@ -47,6 +47,7 @@ class EngineActor:
         self._settings = settings
         self._merge = self._make_merge()
         self._route: WeightRoute | None = None
+        self._epoch = -1
         self._recorder: CollectiveRecorder | None = None
         if settings.recording is not None:
             from rayrl.infra.collective_recorder import open_recorder
@@ -108,11 +109,15 @@ class EngineActor:
         backend: "Backend",
         timeout_s: float,
     ) -> None:
-        """Leave the transfer group of the last epoch and join that of this one."""
+        """Leave the transfer group of the last epoch and join that of this one.
+
+        TransferError if a later epoch was asked for meanwhile: its group stays.
+        """
         from rayrl.infra.collective_group import CollectiveGroup
         from rayrl.infra.weight_route import CollectiveRoute
 
         self._close_route()
+        self._epoch = epoch
         group = await asyncio.to_thread(
             CollectiveGroup.join,
             address,
@@ -124,6 +129,9 @@ class EngineActor:
             timeout_s=timeout_s,
             recorder=self._recorder,
         )
+        if epoch != self._epoch:
+            group.close()
+            raise TransferError(f"{group.label}: {self.name} was told to join epoch {self._epoch} meanwhile")
         self._route = CollectiveRoute(group)
 
     async def prepare(self, manifest: "WeightManifest") -> None:
@@ -202,8 +210,10 @@ class EngineActor:
     async def close(self) -> None:
         """End all requests and free everything."""
         self._closed.set()
-        self._close_route()
-        await self._engine.close()
+        try:
+            self._close_route()
+        finally:
+            await self._engine.close()
 
     async def _receive(
         self, route: "WeightRoute", manifest: "WeightManifest", parcels: "Sequence[Parcel]", timeout_s: float
@@ -253,16 +263,21 @@ class EngineActor:
             raise TransferError(f"engine {self.name} cannot receive version {version}: {error}") from None
 
     def _close_route(self) -> None:
-        if self._route is not None:
-            self._route.close()
-            self._route = None
+        route, self._route = self._route, None
+        if route is not None:
+            route.close()
 
     async def _feed(
         self, request: GenerationRequest, items: "asyncio.Queue[Chunk | RequestFailure | Exception]"
     ) -> None:
+        ended = False
         try:
             async for chunk in self._engine.generate(request):
+                ended = chunk.finish_reason is not None
                 items.put_nowait(chunk)
+            if not ended:
+                # The reader of the call would wait for the end of this one for ever.
+                raise EngineError(f"engine {self.name} gave no reason for the end of request {request.request_id!r}")
         except (EngineBusy, RequestRefused) as error:
             retry = isinstance(error, EngineBusy)
             items.put_nowait(RequestFailure(request_id=request.request_id, message=str(error), retry=retry))

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from threading import Event
 
 import pytest
 import pytest_asyncio
@@ -18,7 +19,7 @@ from rayrl.infra.collective_group import CollectiveGroup, host_rendezvous
 from rayrl.infra.publication import TRANSFER_GROUP
 from rayrl.infra.route_table import make_stored_route
 from rayrl.infra.weight_transfer import WeightManifest, send_weights, spec_of
-from rayrl.types.sampling import GenerationRequest, RequestFailure, SamplingParams, join_chunks
+from rayrl.types.sampling import Chunk, GenerationRequest, RequestFailure, SamplingParams, join_chunks
 
 pytestmark = pytest.mark.asyncio
 TIMEOUT_S = 30.0
@@ -177,6 +178,21 @@ async def test_stream_raises_when_the_engine_fails(actor):
         await collect(actor, [request("a"), request("b")])
 
 
+class ForgetfulEngine:
+    """Ends requests without a reason."""
+
+    async def generate(self, request):
+        yield Chunk(request_id=request.request_id, tokens=(3,), logprobs=(-1.0,), version=0)
+
+
+async def test_stream_raises_when_a_request_ends_without_a_reason(tiny_model):
+    actor = EngineActor(0, settings(tiny_model))
+    actor._engine = ForgetfulEngine()
+
+    with pytest.raises(EngineError, match="inference-0 gave no reason for the end of request 'a'"):
+        await asyncio.wait_for(collect(actor, [request("a")]), TIMEOUT_S)
+
+
 async def test_requests_are_aborted_when_the_reader_of_the_stream_leaves(actor, trainer, weights):
     await trainer.publish(weights, 0)
     await actor._engine.pause("keep")
@@ -294,6 +310,51 @@ async def actor_receive_with_closed_sender(actor, manifest):
     # The sender has left: the agreement at the start of a transfer would wait for its deadline.
     actor._route._group.timeout_s = 0.1
     await actor.receive(manifest)
+
+
+class Group:
+    """Of one epoch; says whether it was left."""
+
+    def __init__(self, epoch):
+        self.label = f"epoch {epoch}"
+        self.is_closed = False
+
+    def close(self):
+        self.is_closed = True
+
+
+async def test_group_of_an_earlier_epoch_is_left_when_its_join_ends_late(actor, monkeypatch):
+    groups, may_end = {1: Group(1), 2: Group(2)}, Event()
+
+    def join(address, *, epoch, **_):
+        assert epoch == 2 or may_end.wait(TIMEOUT_S)
+        return groups[epoch]
+
+    monkeypatch.setattr(CollectiveGroup, "join", join)
+    late = asyncio.create_task(actor.join_transfer(None, 1, 1, (), "gloo", TIMEOUT_S))
+    await asyncio.sleep(0)
+    await actor.join_transfer(None, 2, 1, (), "gloo", TIMEOUT_S)
+    may_end.set()
+
+    with pytest.raises(TransferError, match="epoch 1: inference-0 was told to join epoch 2 meanwhile"):
+        await late
+
+    assert (groups[1].is_closed, groups[2].is_closed) == (True, False)
+    await actor.close()
+    assert groups[2].is_closed
+
+
+async def test_engine_is_closed_when_its_group_cannot_be_left(actor):
+    class Stuck:
+        def close(self):
+            raise RuntimeError("no connection")
+
+    actor._route = Stuck()
+
+    with pytest.raises(RuntimeError, match="no connection"):
+        await actor.close()
+
+    assert (await actor.status()).state is EngineState.CLOSED
 
 
 async def test_engine_runs_on_when_a_commit_cannot_load(actor, trainer, weights):
