@@ -7,6 +7,7 @@ An object holds whole tensors, up to a bucket's size together, or one that is la
 the parcel or a staged tensor holds it: commit and discard free it.
 """
 
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayError
 from torch import Tensor
 
 from rayrl.errors import ActorError, TransferError
@@ -58,9 +60,16 @@ class ObjectStoreRoute:
                         refs[-1].result()
                     refs.append(pool.submit(ray.put, arrays))
 
-            digests = digests_of_tensors(manifest, stored(), times)
-            with times.of("store"):
-                content = self._held[manifest.version] = [ref.result() for ref in refs]
+            try:
+                digests = digests_of_tensors(manifest, stored(), times)
+                with times.of("store"):
+                    content = [ref.result() for ref in refs]
+            except RayError as error:
+                raise TransferError(
+                    f"version {manifest.version} cannot be put into Ray's object store: {str(error).splitlines()[0]}; "
+                    f"give the store more memory (ray start --object-store-memory), or set another transfer.backend"
+                ) from error
+        self._held[manifest.version] = content
         parcel = Parcel.of(manifest, digests=digests, content=tuple(content))
         return SentWeights(digests=digests, parcel=parcel, times=times.seconds)
 
@@ -76,10 +85,12 @@ class ObjectStoreRoute:
         phase = f"fetching version {manifest.version} from the object store"
         arrays: list[Any] = []
         times = PhaseTimes()
+        deadline = time.monotonic() + timeout_s
         for ref in parcel.content:
             try:
                 with times.of("fetch"):
-                    arrays += get_within(ref, seconds=timeout_s, phase=phase, actor="the object store")
+                    left_s = max(0.0, deadline - time.monotonic())
+                    arrays += get_within(ref, seconds=left_s, phase=phase, actor="the object store")
             except ActorError as error:
                 raise TransferError(f"{phase}: its sender is gone, or the objects are: {error}") from error
         if [array.nbytes for array in arrays] != [spec.num_bytes for spec in manifest.tensors]:

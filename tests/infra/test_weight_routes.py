@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from torch import Tensor
 from rayrl.config.run import RunConfig
 from rayrl.config.transfer import TransferConfig
 from rayrl.errors import ConfigError, TransferError
+from rayrl.infra import object_store_route
 from rayrl.infra.buckets import TensorSpec
 from rayrl.infra.collective_group import CollectiveGroup, host_rendezvous
 from rayrl.infra.disk_route import WEIGHTS_FILE, DiskRoute, latest_version, read_weights, version_folder
+from rayrl.infra.object_store_route import ObjectStoreRoute
 from rayrl.infra.publication import EngineAck, Publication, verify
 from rayrl.infra.route_table import make_stored_route
 from rayrl.infra.weight_manifest import WeightManifest, spec_of
@@ -338,6 +341,41 @@ def test_objects_are_freed_once_sender_and_parcel_let_go(ray_cluster: None) -> N
     route.release(3)
 
     assert not stored & counts().keys()
+
+
+def test_full_object_store_is_a_failed_transfer_that_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray.exceptions import ObjectStoreFullError
+
+    def put(_: object) -> None:
+        raise ObjectStoreFullError("no room for 64 bytes")
+
+    monkeypatch.setattr(ray, "put", put)
+    route = ObjectStoreRoute()
+
+    with pytest.raises(TransferError, match=r"version 3 cannot be put .*no room for 64 bytes.*--object-store-memory"):
+        route.send(manifest_of(weights()), weights().items())
+
+    assert not route._held
+
+
+def test_limit_of_fetching_holds_for_all_objects_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = [100.0], []
+
+    def fetch(ref: list[Any], *, seconds: float, **_: object) -> list[Any]:
+        limits.append(seconds)
+        now[0] += 12.0
+        return ref
+
+    monkeypatch.setattr(object_store_route, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(object_store_route, "get_within", fetch)
+    tensors = {f"w{index}": torch.zeros(4) for index in range(4)}
+    manifest = manifest_of(tensors)
+    parcel = Parcel.of(manifest, digests=(), content=tuple([tensor.numpy()] for tensor in tensors.values()))
+
+    ObjectStoreRoute().receive(manifest, [parcel], 30.0)
+
+    assert limits == [30.0, 18.0, 6.0, 0.0]
 
 
 def test_cuda_ipc_is_refused_on_a_machine_without_a_gpu() -> None:
