@@ -143,6 +143,15 @@ def start_engine(
     return AsyncLLM.from_engine_args(arguments, stat_loggers=[_stat_logger(counters)])
 
 
+def death_of(engine: Any) -> Exception | None:
+    """Return why nothing more will come from vLLM's processes; None while they live.
+
+    vLLM ends open requests itself then, but leaves all other calls without an answer. vllm 0.32.
+    """
+    error: Exception | None = engine.dead_error if engine.errored else None
+    return error
+
+
 async def pause(engine: Any) -> None:
     """Hold all requests where they are, with their KV; returns when no step is running."""
     await engine.pause_generation(mode="keep", clear_cache=False)

@@ -13,6 +13,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rayrl.config.inference import InferenceConfig, VllmEngine
@@ -30,6 +31,7 @@ from rayrl.inference.engine import (
     WeightSpec,
 )
 from rayrl.inference.lifecycle import EngineState, Lifecycle
+from rayrl.inference.liveness import answer_of
 from rayrl.inference.request_check import ModelLimits, check_request
 from rayrl.inference.shared_weights import SharedMemoryWriter
 from rayrl.inference.version_chunks import ChunkBuilder
@@ -164,10 +166,13 @@ class VllmInferenceEngine:
     async def checksums(self, specs: Sequence[WeightSpec]) -> Mapping[str, str]:
         """Ask vLLM's workers; they hold packed and fused weights in a layout of their own, which cannot be said."""
         self._expect_available()
-        return await vllm_api.weight_checksums(self._engine, specs)
+        found: Mapping[str, str] = await self._guard(vllm_api.weight_checksums(self._engine, specs))
+        return found
 
     async def status(self) -> EngineStatus:
-        """Return what vLLM reported last."""
+        """Return what vLLM reported last; FAILED if its processes died, also while nothing was asked of them."""
+        if self._engine is not None and (death := vllm_api.death_of(self._engine)) is not None:
+            self._fail(death)
         counters, num_open = self._counters, len(self._handles)
         num_running = min(counters.num_running, num_open)
         cause = self._lifecycle.cause
@@ -271,7 +276,6 @@ class VllmInferenceEngine:
             self._version = version
             # After a lost training group a version number comes again, with other weights.
             self._num_loads += 1
-
             loaded = time.perf_counter()
         finally:
             if was_running and self._lifecycle.unavailable() is None:
@@ -302,10 +306,10 @@ class VllmInferenceEngine:
             await self._guard(vllm_api.resume(self._engine))
             self._lifecycle.move(EngineState.RUNNING)
 
-    async def _guard(self, command: Awaitable[None]) -> None:
+    async def _guard(self, command: Awaitable[Any]) -> Any:
         """Await a command to vLLM. An update that every worker refused changes nothing; all else fails the engine."""
         try:
-            await command
+            return await answer_of(command, partial(vllm_api.death_of, self._engine))
         except Exception as error:
             if REFUSED in str(error) and self._options.tensor_parallel == 1:
                 self._output.clear()

@@ -14,6 +14,7 @@ from rayrl.config.inference import InferenceConfig, VllmEngine
 from rayrl.config.model import ModelConfig
 from rayrl.config.transfer import TransferConfig
 from rayrl.errors import EngineError
+from rayrl.inference import vllm_api
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.lifecycle import EngineState
 from rayrl.inference.settings import EngineSettings
@@ -297,6 +298,44 @@ async def test_second_engine_beside_the_first_refuses_before_it_has_weights_and_
     await engine.close()
     _, alive = psutil.wait_procs(own, timeout=30)
     assert not alive
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("during", ["idle", "load"])
+async def test_engine_fails_when_the_processes_of_vllm_die_and_no_request_shows_it(
+    make_engine, tiny_vllm_model, during, monkeypatch
+):
+    weights = (await make_engine("vllm")).weights
+    others = {process.pid for process in psutil.Process().children(recursive=True)}
+    engine = make_vllm_engine(ModelConfig(path=str(tiny_vllm_model)), config(), name="quiet", seed=1)
+    await engine.start()
+    own = [item for item in psutil.Process().children(recursive=True) if item.pid not in others]
+    worker = leaves(own)[-1]
+    update = vllm_api.update_weights
+
+    async def update_of_the_dead(*args, **options):
+        worker.parent().kill()
+        await update(*args, **options)
+
+    if during == "idle":
+        worker.kill()
+    else:
+        monkeypatch.setattr(vllm_api, "update_weights", update_of_the_dead)
+        with pytest.raises(EngineError, match=r"engine quiet failed: .*in vLLM: "):
+            await asyncio.wait_for(engine.load(0, weights), 60)
+
+    await until(engine, EngineState.FAILED)
+    assert "in vLLM: " in (await engine.status()).failure
+    await engine.close()
+    _, alive = psutil.wait_procs(own, timeout=30)
+    assert not alive
+
+
+async def until(engine, state):
+    """Wait for a state of an engine that serves nobody."""
+    async with asyncio.timeout(60):
+        while (await engine.status()).state is not state:  # noqa: ASYNC110 - nothing to wait on: its owner asks, too
+            await asyncio.sleep(0)
 
 
 def leaves(processes):
