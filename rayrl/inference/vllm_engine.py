@@ -32,11 +32,12 @@ from rayrl.inference.engine import (
 )
 from rayrl.inference.lifecycle import EngineState, Lifecycle
 from rayrl.inference.liveness import answer_of
-from rayrl.inference.request_check import ModelLimits, check_request
+from rayrl.inference.request_check import check_request
 from rayrl.inference.shared_weights import SharedMemoryWriter
 from rayrl.inference.version_chunks import ChunkBuilder
+from rayrl.inference.vllm_model import read_model
 from rayrl.inference.vllm_plugin import REFUSED
-from rayrl.inference.weights import check_weights, dtype_name, named_weights
+from rayrl.inference.weights import check_weights, dtype_name
 from rayrl.types.sampling import Chunk, GenerationRequest
 from rayrl.utils.logger import get_logger
 
@@ -77,7 +78,7 @@ class VllmInferenceEngine:
             return
         start = time.monotonic()
         version = vllm_api.require_vllm()
-        await asyncio.to_thread(self._read_model)
+        self._served = await asyncio.to_thread(read_model, self._model)
         try:
             self._engine = await asyncio.to_thread(self._start_engine)
         except Exception as error:
@@ -148,7 +149,7 @@ class VllmInferenceEngine:
     async def check_weights(self, specs: Sequence[WeightSpec]) -> None:
         """EngineError with the first difference if `load` would not take these."""
         self._expect_available()
-        check_weights(self._expected, specs)
+        check_weights(self._served.weights, specs)
 
     async def staging_memory(self, num_bytes: int) -> "Tensor | None":
         """Return the memory that is shared with vLLM's workers."""
@@ -207,38 +208,17 @@ class VllmInferenceEngine:
             return vllm_api.start_engine(
                 self._model,
                 self._config,
-                max_context=self._limits.max_context,
+                max_context=self._served.limits.max_context,
                 seed=self._seed,
                 counters=self._counters,
             )
-
-    def _read_model(self) -> None:
-        import torch
-
-        from rayrl.models.context import context_limit
-        from rayrl.models.loading import create_empty_causal_lm
-        from rayrl.models.tokenizer import load_tokenizer
-
-        model, trust = self._model, self._model.trust_remote_code
-        dtype: torch.dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[model.dtype]
-        empty = create_empty_causal_lm(model.path, trust_remote_code=trust).to(dtype)
-        self._expected = named_weights(empty)
-        self._eos_token_ids = load_tokenizer(model.path, trust_remote_code=trust).eos_token_ids
-        self._limits = ModelLimits(
-            max_context=context_limit(model),
-            vocab_size=empty.get_input_embeddings().num_embeddings,
-            can_decode=True,
-            can_penalize=True,
-            can_guide=True,
-            temperatures=vllm_api.TEMPERATURES,
-        )
 
     def _accept(self, request: GenerationRequest) -> Any:
         """Return vLLM's parameters for a request that can be served now; raise why it cannot otherwise."""
         self._expect_available()
         if self._version == NO_VERSION:
             raise EngineError(f"engine {self._name} cannot generate: weights were never pushed to it")
-        check_request(request, self._limits)
+        check_request(request, self._served.limits)
         if request.request_id in self._handles:
             raise RequestRefused(f"request {request.request_id!r} is in flight on engine {self._name} already")
         limit = self._options.max_batch_size + self._config.max_queued_requests
@@ -251,8 +231,8 @@ class VllmInferenceEngine:
         return vllm_api.sampling_params(
             request.params,
             num_prompt=len(request.prompt_tokens),
-            max_context=self._limits.max_context,
-            eos_token_ids=self._eos_token_ids,
+            max_context=self._served.limits.max_context,
+            eos_token_ids=self._served.eos_token_ids,
         )
 
     async def _in_order(self, command: Callable[[], Awaitable[Any]]) -> Any:
