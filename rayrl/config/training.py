@@ -176,11 +176,6 @@ class TrainingConfig(Section):
                 f"training.engine.type=deepspeed has the axis data only, but training.parallel sets {others}; set them "
                 f"to 1, or use training.engine.type=fsdp"
             )
-        if self.lora is not None and self.parallel.tensor > 1:
-            raise ValueError(
-                f"training.lora does not go with training.parallel.tensor={self.parallel.tensor}: adapters are not in "
-                f"the tensor parallel plans of the families; set it to 1 and raise training.parallel.data"
-            )
         if self.lora is not None and self.engine.type == "fsdp" and self.engine.sharded_load:
             raise ValueError("training.lora does not go with training.engine.sharded_load=true; set it to false")
         return self

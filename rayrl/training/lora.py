@@ -76,16 +76,28 @@ def attach_lora(lm: Any, config: LoraConfig) -> None:
     lm.eval()
 
 
-def check_targets(lm: nn.Module, targets: tuple[str, ...]) -> None:
-    """ModelError if one of the targets is the name of no linear layer, with the names that there are."""
-    names = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
+def check_targets(lm: Any, targets: tuple[str, ...]) -> None:
+    """ModelError if one of the targets is the name of no linear layer, with the names that there are.
+
+    Output heads are none of them: training computes logits in chunks from the weight of the head, and an adapter
+    beside it would stay without gradient.
+    """
+    heads = (lm.get_output_embeddings(), vars(lm)["_modules"].get(HEAD))
+    names = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and module not in heads]
     known = sorted({name.rpartition(".")[2] for name in names})
     unknown = [target for target in targets if not any(name == target or name.endswith(f".{target}") for name in names)]
     if unknown:
         raise ModelError(
-            f"training.lora.target_modules: {unknown} match no linear layer of {type(lm).__name__}"
-            f"{did_you_mean(unknown[0], known)}; it has {known}"
+            f"training.lora.target_modules: {unknown} match no linear layer of {type(lm).__name__} that can "
+            f"be adapted{did_you_mean(unknown[0], known)}; it has {known}"
         )
+
+
+def adapter_parts(module: Any) -> tuple[nn.Module, nn.Module | None, nn.Module | None]:
+    """Return the layer of the model, and A and B beside it; None for both if it is not adapted."""
+    if not hasattr(module, "base_layer"):
+        return module, None, None
+    return module.base_layer, module.lora_A[_ADAPTER], module.lora_B[_ADAPTER]
 
 
 @contextmanager

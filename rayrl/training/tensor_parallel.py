@@ -5,9 +5,14 @@ A plan names linear layers and says how each is split: `colwise` (heads or featu
 vocabulary here, since training never computes whole logits. What a plan does not name is whole on every tensor rank,
 and its gradient is the same on all of them, but for norms over single heads: those see the heads of their rank only,
 and their gradients are added up after the last backward.
+
+Adapters (`training.lora`) follow the layer that they stand beside: B is split like the rows of a `colwise` layer, A
+like the columns of a `rowwise` one. What lies between A and B is whole on every rank, and so is the other one of them.
 """
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +25,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from rayrl.errors import EngineError
 from rayrl.training.collectives import sum_partials
 from rayrl.training.gradients import local
+from rayrl.training.lora import adapter_parts
 from rayrl.utils.logger import get_logger
 
 _log = get_logger("train")
 
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
+    "rowwise_split_input": partial(RowwiseParallel, input_layouts=Replicate()),
+}
 _SUMMED = "replicated_with_grad_allreduce"
 _OF_EXPERTS = ("packed_colwise", "packed_rowwise", "moe_tp_experts", "grouped_gemm")
 
@@ -36,22 +48,27 @@ def parallelize_tensors(lm: Any, mesh: DeviceMesh) -> list[str]:
     """
     vocabulary = (lm.get_input_embeddings(), lm.get_output_embeddings())
     names = [name for name, module in lm.named_modules() if module not in vocabulary]
-    styles: dict[str, ParallelStyle] = {}
+    styles: dict[str, str] = {}
     summed: list[str] = []
     for pattern, style in (lm._tp_plan or {}).items():
         matching = [name for name in names if re.fullmatch(_regex(pattern), name)]
         if style == _SUMMED:
             summed += [f"{name}.{parameter}" for name in matching for parameter, _ in _module(lm, name)]
         elif matching and not _belongs_to_experts(pattern, style):
-            styles |= {name: _style(style, pattern, lm) for name in matching}
+            _check_style(style, pattern, lm)
+            styles |= dict.fromkeys(matching, style)
     if not styles:
         raise EngineError(
             f"{type(lm).__name__} has no tensor parallel plan in transformers; set training.parallel.tensor=1"
         )
     _split_vocabulary(lm, mesh)
-    for name, parallel_style in styles.items():
-        # Every rank has the same weights: nothing has to be sent.
-        parallelize_module(lm.get_submodule(name), mesh, parallel_style, src_data_rank=None)
+    for name, style in styles.items():
+        linear, down, up = adapter_parts(lm.get_submodule(name))
+        _split(linear, mesh, _STYLES[style]())
+        if style == "colwise" and up is not None:
+            _split(up, mesh, ColwiseParallel())
+        if style == "rowwise" and down is not None:
+            _split(down, mesh, RowwiseParallel())
     return summed
 
 
@@ -124,19 +141,17 @@ def _distribute(parameter: nn.Parameter, mesh: DeviceMesh) -> nn.Parameter:
     )
 
 
-def _style(style: str, pattern: str, lm: Any) -> ParallelStyle:
-    if style == "colwise":
-        return ColwiseParallel()
-    if style == "rowwise":
-        return RowwiseParallel()
-    if style == "colwise_gather_output":
-        return ColwiseParallel(output_layouts=Replicate())
-    if style == "rowwise_split_input":
-        return RowwiseParallel(input_layouts=Replicate())
-    raise EngineError(
-        f"the tensor parallel plan of {type(lm).__name__} splits {pattern!r} by {style!r}, which training does not "
-        f"know; set training.parallel.tensor=1"
-    )
+def _split(module: nn.Module, mesh: DeviceMesh, style: ParallelStyle) -> None:
+    # Every rank has the same weights: nothing has to be sent.
+    parallelize_module(module, mesh, style, src_data_rank=None)
+
+
+def _check_style(style: str, pattern: str, lm: Any) -> None:
+    if style not in _STYLES:
+        raise EngineError(
+            f"the tensor parallel plan of {type(lm).__name__} splits {pattern!r} by {style!r}, which training does not "
+            f"know; set training.parallel.tensor=1"
+        )
 
 
 def _belongs_to_experts(pattern: str, style: str) -> bool:

@@ -116,7 +116,6 @@ def test_axes_that_contradict_each_other_are_refused_by_the_config(axes: dict[st
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"lora": {}, "parallel": {"tensor": 2}}, r"lora does not go with training.parallel.tensor=2.*raise.*data"),
         ({"lora": {"dropout": 0.1}}, r"training.lora.dropout=0.1 would make the logprobs.*differ"),
         (
             {"engine": {"type": "deepspeed"}, "parallel": {"context": 2}},

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import write_family
+from gradient_cases import OPTIMIZERS, assert_same, two_steps
 from ranks import RankPool
 from samples import make_engine, random_batch, training_config, weights
 
 from rayrl.config.model import ModelConfig
-from rayrl.config.training import DeepSpeedEngine, LoraConfig, TrainingConfig
+from rayrl.config.training import DeepSpeedEngine, LoraConfig, ParallelConfig, TrainingConfig
 from rayrl.errors import CheckpointError, ModelError
 from rayrl.inference.adapter_merge import AdapterMerge
 from rayrl.infra.weight_manifest import spec_of
@@ -104,6 +106,11 @@ def test_such_targets_are_refused_before_anything_starts(llama_folder: Path) -> 
         check_engine(ModelConfig(path=str(llama_folder)), config)
 
 
+def test_an_adapter_beside_the_output_head_is_refused_since_it_would_not_be_trained(untied_folder: Path) -> None:
+    with pytest.raises(ModelError, match=r"\['lm_head'\] match no linear layer of Llama\w+ that can be adapted"):
+        make_engine(untied_folder, _config(lora=LoraConfig(target_modules=("q_proj", "lm_head"))))
+
+
 def _two_steps(rank: int, world_size: int, folder: str, zero_stages: tuple[int, ...]) -> list[dict[str, Any]]:
     """One of FSDP and one of each ZeRO stage, the reference asked for first."""
     results = []
@@ -135,6 +142,88 @@ def test_two_ranks_train_the_same_adapters_on_both_engines(
                 torch.testing.assert_close(actual["weights"][name], tensor, rtol=1e-4, atol=1e-6)
             np.testing.assert_allclose(actual["reference"], expected["reference"], rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(actual["again"], actual["reference"], rtol=1e-5, atol=1e-6)
+
+
+_TARGETS = {
+    "Phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "Mixtral": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}
+
+
+def _lora_of(folder: str) -> LoraConfig:
+    """Adapters beside all linear layers of the blocks."""
+    targets = _TARGETS.get(Path(folder).name, LoraConfig().target_modules)
+    return LoraConfig(r=4, alpha=8.0, target_modules=targets)
+
+
+def _in_layout(rank: int, world_size: int, parallel: dict[str, int], folders: list[str], states: str) -> list[Any]:
+    """Two steps of each model, and what is there after them."""
+    results = []
+    for number, folder in enumerate(folders):
+        config = training_config(parallel=parallel, **OPTIMIZERS["linear"])
+        config = config.model_copy(update={"lora": _lora_of(folder)})
+        engine = make_engine(Path(folder), config, rank=rank, world_size=world_size, with_reference=True)
+        batch, loss = random_batch(num_groups=4, group_size=4, seed=1), SupervisedLoss()
+        result = two_steps(engine, batch, loss)
+        # Before the first step B is 0 and A without gradient.
+        result["gradients"] = engine.gradients(batch, loss)
+        result["adapters"] = {name: tensor.clone() for name, tensor in engine.adapter_tensors()}
+        result["reference"] = engine.forward_logprobs(batch, reference=True)
+        engine.save(Path(states) / str(number))
+        results.append(result)
+    return results if rank == 0 else []
+
+
+def _assert_those_of_one_rank(
+    pools: Mapping[int, RankPool], parallel: dict[str, int], folders: list[Path], tmp_path: Path
+) -> None:
+    names = [str(folder) for folder in folders]
+    pool = pools[ParallelConfig(**parallel).world_size]
+    expected = _in_layout(0, 1, {"data": 1}, names, str(tmp_path / "alone"))
+
+    actual = pool.run(_in_layout, parallel, names, str(tmp_path / "split"))[0]
+
+    for number, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
+        assert min(tensor.norm() for tensor in theirs["gradients"].values()) > 1e-3
+        assert_same(ours, theirs)
+        np.testing.assert_allclose(ours["reference"], theirs["reference"], rtol=1e-4, atol=1e-5)
+        alone = make_engine(folders[number], _config(lora=_lora_of(names[number])))
+        alone.load(tmp_path / "split" / str(number))
+        for name, tensor in alone.adapter_tensors():
+            torch.testing.assert_close(ours["adapters"][name], theirs["adapters"][name], rtol=1e-4, atol=1e-6)
+            assert tensor.equal(ours["adapters"][name]), name
+
+
+@pytest.mark.distributed
+def test_tensor_ranks_train_the_adapters_of_one_rank(
+    llama_folder: Path, rank_pools: Mapping[int, RankPool], tmp_path: Path
+) -> None:
+    _assert_those_of_one_rank(rank_pools, {"tensor": 2}, [llama_folder], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.distributed
+@pytest.mark.parametrize("parallel", [{"tensor": 2}, {"data": 2, "tensor": 2}], ids=["tensor2", "data2-tensor2"])
+def test_families_train_the_adapters_of_one_rank_on_tensor_ranks(
+    parallel: dict[str, int], rank_pools: Mapping[int, RankPool], tmp_path: Path
+) -> None:
+    folders = [write_family(tmp_path / name, name) for name in ("Qwen2", "Qwen3", "Phi3", "Gemma2")]
+
+    _assert_those_of_one_rank(rank_pools, parallel, folders, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "parallel",
+    [{"tensor": 2}, {"tensor": 2, "expert_tensor": 2}, {"data": 2, "expert": 2}, {"context": 2}],
+    ids=["tensor", "split", "spread", "context"],
+)
+def test_adapters_beside_experts_are_those_of_one_rank(
+    parallel: dict[str, int], rank_pools: Mapping[int, RankPool], tmp_path: Path
+) -> None:
+    _assert_those_of_one_rank(rank_pools, parallel, [write_family(tmp_path / "Mixtral", "Mixtral")], tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
