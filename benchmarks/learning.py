@@ -21,6 +21,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "opo": ON_POLICY,
     # The critic is the baseline: it learns from many prompts, not from many samples of a few.
     "ppo": ("rollout.group_size=1", "driver.groups_per_step=256", "algorithm.critic={lr: 5.0e-4, clip: null}"),
+    # Its clip bounds the weight of a token, never its gradient: of several steps on the same samples each pushes on
+    # where the one before has pushed. One step, with weights that say how stale the samples are.
+    "cispo": ("driver.minibatches=1", "algorithm.proximal=sampler"),
     # Their trust regions are around the policy that sampled.
     "dppo": ("algorithm.proximal=sampler",),
     "m2po": ("algorithm.proximal=sampler",),
