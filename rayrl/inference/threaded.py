@@ -192,14 +192,18 @@ class ThreadedEngine:
         )
 
     async def close(self) -> None:
-        """Leave the thread and end all requests with an error."""
+        """Leave the thread and end all requests with an error. EngineError if the thread does not end in time."""
         if self._lifecycle.state is EngineState.CLOSED:
             return
         self._put((_leave, None))
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, _CLOSE_S)
             if self._thread.is_alive():
-                raise EngineError(f"engine {self._name} is still in one step after {_CLOSE_S} s of waiting to close")
+                stuck = EngineError(f"engine {self._name} is still in one step after {_CLOSE_S} s of waiting to close")
+                self._end(stuck)
+                self._commands.put((_leave, None))
+                self._end_all_callers()
+                raise stuck
         self._end(None)
         self._end_all_callers()
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayrl.config.inference import InferenceConfig, VllmEngine
 from rayrl.config.model import ModelConfig
-from rayrl.errors import EngineError
+from rayrl.errors import EngineError, IllegalTransition
 from rayrl.inference import vllm_api
 from rayrl.inference.child_output import ChildOutput
 from rayrl.inference.engine import (
@@ -80,12 +80,17 @@ class VllmInferenceEngine:
         version = vllm_api.require_vllm()
         self._served = await asyncio.to_thread(read_model, self._model)
         try:
-            self._engine = await asyncio.to_thread(self._start_engine)
+            engine = await asyncio.to_thread(self._start_engine)
         except Exception as error:
             self._output.wait_end(1.0)
             cause = self._output.root_cause() or f"{type(error).__name__}: {error}"
             raise self._failed_start(f"did not start: {cause}") from error
-        self._lifecycle.move(EngineState.RUNNING)
+        try:
+            self._lifecycle.move(EngineState.RUNNING)
+        except IllegalTransition as error:
+            await asyncio.to_thread(vllm_api.stop_engine, engine, _CLOSE_S)
+            raise EngineError(f"engine {self._name} was closed while it started") from error
+        self._engine = engine
         _LOGGER.info("engine %s runs vLLM %s, started in %.0f s", self._name, version, time.monotonic() - start)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk]:
