@@ -124,7 +124,7 @@ class WeightProbe:
 
         try:
             checksums = await call("weight_checksums", manifest)
-            return dict(checksums), await call("sample_probe", request)
+            return dict(checksums), await call("sample_probe", request, 0.8 * self._seconds)
         except RayrlError as error:
             return error
 

@@ -11,11 +11,12 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayrl.errors import EngineError, TransferError
+from rayrl.errors import DeadlineExceeded, EngineError, TransferError
 from rayrl.inference.engine import EngineBusy, EngineStatus, LoadTimes, RequestRefused
 from rayrl.inference.registry import make_engine
 from rayrl.inference.settings import EngineSettings
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from rayrl.infra.rendezvous import RendezvousAddress
     from rayrl.infra.weight_manifest import WeightManifest
     from rayrl.infra.weight_route import Parcel, ReceivedWeights, WeightRoute
+
+_BUSY_S = 0.05
+_MAX_TRANSFERS = 8
+"""At once: one, and those that were given up and have not ended yet."""
 
 
 class EngineActor:
@@ -54,7 +59,9 @@ class EngineActor:
 
             self._recorder = open_recorder(settings.recording.folder, self.name)
         self._closed = asyncio.Event()
-        self._num_receiving = 0
+        # A pool of their own: transfers that hang must not keep the engine from loading.
+        self._transfers = ThreadPoolExecutor(_MAX_TRANSFERS, thread_name_prefix="receive")
+        self._receiving: set[object] = set()
 
     async def ready(self) -> dict[str, Any]:
         """Start the engine; return where it runs."""
@@ -199,9 +206,17 @@ class EngineActor:
             return {**untouched, **await asyncio.to_thread(self._merge.checksums, manifest)}
         return await self._engine.checksums([(spec.name, spec.shape, spec.dtype) for spec in manifest.tensors])
 
-    async def sample_probe(self, request: GenerationRequest) -> Completion:
-        """Return one sequence as a whole."""
-        return join_chunks([chunk async for chunk in self._engine.generate(request)])
+    async def sample_probe(self, request: GenerationRequest, timeout_s: float = 300.0) -> Completion:
+        """Return one sequence as a whole. DeadlineExceeded if the engine has had no room for it for `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return join_chunks([chunk async for chunk in self._engine.generate(request)])
+            except EngineBusy as error:
+                # A full queue says nothing about the weights.
+                if time.monotonic() >= deadline:
+                    raise DeadlineExceeded(f"no room for {request.request_id} in {timeout_s:g} s: {error}") from error
+            await asyncio.sleep(_BUSY_S)
 
     async def status(self) -> EngineStatus:
         """Return a snapshot of the engine."""
@@ -213,6 +228,7 @@ class EngineActor:
         try:
             self._close_route()
         finally:
+            self._transfers.shutdown(wait=False, cancel_futures=True)
             await self._engine.close()
 
     async def _receive(
@@ -224,27 +240,30 @@ class EngineActor:
 
         merge = self._merge
         num_bytes = stream_offsets(manifest.tensors)[1] if merge is None else merge.num_bytes
-        # A transfer that was given up may still write: then its memory is not for another one.
-        is_alone = self._num_receiving == 0
-        memory = await self._engine.staging_memory(num_bytes) if is_alone else None
+        # A transfer that was given up may still write, or be about to: then its memory is not for another one.
+        is_alone, this = not self._receiving, object()
+        self._receiving.add(this)
 
         def receive() -> "ReceivedWeights":
-            # Counted in here: the thread goes on when its caller has left.
-            self._num_receiving += 1
-            try:
-                if merge is None:
-                    return staged_in(route.receive(manifest, parcels, timeout_s, memory), manifest, memory)
-                received = route.receive(manifest, parcels, timeout_s)
-                if received.fault is not None:
-                    return received
-                start = time.perf_counter()
-                tensors = merge.merge(received.tensors, memory)
-                merge_s = time.perf_counter() - start
-                return replace(received, tensors=tensors, times={**received.times, "merge": merge_s})
-            finally:
-                self._num_receiving -= 1
+            if merge is None:
+                return staged_in(route.receive(manifest, parcels, timeout_s, memory), manifest, memory)
+            received = route.receive(manifest, parcels, timeout_s)
+            if received.fault is not None:
+                return received
+            start = time.perf_counter()
+            tensors = merge.merge(received.tensors, memory)
+            merge_s = time.perf_counter() - start
+            return replace(received, tensors=tensors, times={**received.times, "merge": merge_s})
 
-        return await asyncio.to_thread(receive)
+        try:
+            memory = await self._engine.staging_memory(num_bytes) if is_alone else None
+            arriving = self._transfers.submit(receive)
+        except BaseException:
+            self._receiving.discard(this)
+            raise
+        # The thread goes on when its caller has left.
+        arriving.add_done_callback(lambda _: self._receiving.discard(this))
+        return await asyncio.wrap_future(arriving)
 
     def _make_merge(self) -> "AdapterMerge | None":
         lora = self._settings.lora

@@ -93,7 +93,7 @@ class Handle:
     async def _weight_checksums(self, manifest: WeightManifest) -> Any:
         return await self._engine.checksums([(spec.name, spec.shape, spec.dtype) for spec in manifest.tensors])
 
-    async def _sample_probe(self, request: Any) -> Any:
+    async def _sample_probe(self, request: Any, timeout_s: float) -> Any:
         return join_chunks([chunk async for chunk in self._engine.generate(request)])
 
 
@@ -230,7 +230,7 @@ async def test_engine_that_fails_while_it_is_asked_is_quarantined_and_one_withou
     folder: Path, config: RunConfig, ledger: Notes
 ) -> None:
     class Broken(Handle):
-        async def _sample_probe(self, request: Any) -> Any:
+        async def _sample_probe(self, request: Any, timeout_s: float) -> Any:
             raise EngineError("the cache is broken")
 
     engine = await _start(folder, ())

@@ -11,13 +11,15 @@ import torch
 from rayrl.config.inference import InferenceConfig, ScriptedEngine, TransformersEngine
 from rayrl.config.model import ModelConfig
 from rayrl.config.transfer import TransferConfig
-from rayrl.errors import EngineError, TransferError
+from rayrl.errors import DeadlineExceeded, EngineError, TransferError
+from rayrl.inference.engine import EngineBusy
 from rayrl.inference.engine_actor import EngineActor
 from rayrl.inference.lifecycle import EngineState
 from rayrl.inference.settings import EngineSettings
 from rayrl.infra.collective_group import CollectiveGroup, host_rendezvous
 from rayrl.infra.publication import TRANSFER_GROUP
 from rayrl.infra.route_table import make_stored_route
+from rayrl.infra.weight_route import ReceivedWeights
 from rayrl.infra.weight_transfer import WeightManifest, send_weights, spec_of
 from rayrl.types.sampling import Chunk, GenerationRequest, RequestFailure, SamplingParams, join_chunks
 
@@ -193,6 +195,36 @@ async def test_stream_raises_when_a_request_ends_without_a_reason(tiny_model):
         await asyncio.wait_for(collect(actor, [request("a")]), TIMEOUT_S)
 
 
+class FullEngine:
+    """Has no room for so many requests."""
+
+    def __init__(self, num_refused):
+        self.num_refused = num_refused
+
+    async def generate(self, request):
+        self.num_refused -= 1
+        if self.num_refused >= 0:
+            raise EngineBusy("engine full has 8 requests in flight")
+        yield Chunk(request_id=request.request_id, tokens=(3,), logprobs=(-1.0,), version=0, finish_reason="length")
+
+
+async def test_probe_is_answered_when_the_queue_was_full_at_first(tiny_model):
+    actor = EngineActor(0, settings(tiny_model))
+    actor._engine = FullEngine(2)
+
+    assert (await actor.sample_probe(request("probe"), TIMEOUT_S)).tokens == (3,)
+
+    assert actor._engine.num_refused == -1
+
+
+async def test_probe_is_given_up_when_the_queue_stays_full(tiny_model):
+    actor = EngineActor(0, settings(tiny_model))
+    actor._engine = FullEngine(1)
+
+    with pytest.raises(DeadlineExceeded, match="no room for probe in 0 s: engine full has 8 requests"):
+        await actor.sample_probe(request("probe"), 0.0)
+
+
 async def test_requests_are_aborted_when_the_reader_of_the_stream_leaves(actor, trainer, weights):
     await trainer.publish(weights, 0)
     await actor._engine.pause("keep")
@@ -355,6 +387,57 @@ async def test_engine_is_closed_when_its_group_cannot_be_left(actor):
         await actor.close()
 
     assert (await actor.status()).state is EngineState.CLOSED
+
+
+class SlowMemory:
+    """Engine whose memory is there at once, but for the first who asks."""
+
+    def __init__(self):
+        self.memory = torch.zeros(1024, dtype=torch.uint8)
+        self.may_answer = asyncio.Event()
+        self.num_asked = 0
+
+    async def check_weights(self, specs):
+        pass
+
+    async def staging_memory(self, num_bytes):
+        self.num_asked += 1
+        if self.num_asked == 1:
+            await self.may_answer.wait()
+        return self.memory
+
+
+class Arriving:
+    """Route on which everything is there; keeps who was given memory."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.given = []
+
+    def receive(self, manifest, parcels, timeout_s, memory=None):
+        self.given.append((manifest.version, memory is not None))
+        return ReceivedWeights(tensors=self.tensors, digests=())
+
+
+async def test_two_transfers_never_share_memory_when_the_first_was_given_up_before_it_began(tiny_model):
+    tensors = {"w": torch.ones(4)}
+    actor = EngineActor(0, settings(tiny_model))
+    actor._engine, actor._route = SlowMemory(), Arriving(tensors)
+    await actor.prepare(manifest_of(tensors, 1))
+    given_up = asyncio.create_task(actor.receive(manifest_of(tensors, 1)))
+    await asyncio.sleep(0)
+
+    await actor.discard(1)
+    await actor.prepare(manifest_of(tensors, 2))
+    await actor.receive(manifest_of(tensors, 2))
+    actor._engine.may_answer.set()
+    with pytest.raises(EngineError, match="discard version 1 while it arrived"):
+        await given_up
+    await actor.discard(2)
+    await actor.prepare(manifest_of(tensors, 3))
+    await actor.receive(manifest_of(tensors, 3))
+
+    assert actor._route.given == [(2, False), (1, True), (3, True)]
 
 
 async def test_engine_runs_on_when_a_commit_cannot_load(actor, trainer, weights):
