@@ -171,9 +171,9 @@ def _sync(folder: Path) -> None:
 def _record(path: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads((path / RECORD_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TransferError(f"{path} is no complete weight version: {error}") from error
-    return record
+        return {key: record[key] for key in ("manifest", "digests")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise TransferError(f"{path} is no complete weight version: {type(error).__name__}: {error}") from error
 
 
 def _versions(folder: Path) -> list[Path]:

@@ -320,6 +320,10 @@ def test_a_version_on_disk_is_a_safetensors_file_that_proves_itself(tmp_path: An
     assert_same({name: loaded[name] for name in tensors}, tensors)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", WEIGHTS_FILE, "weights.json"]
     assert read_weights(folder, manifest).fault is None
+    for text in ("{}", "[]", "{"):
+        (folder / "weights.json").write_text(text)
+        with pytest.raises(TransferError, match="no complete weight version"):
+            read_weights(folder, manifest)
     (folder / "weights.json").unlink()
     with pytest.raises(TransferError, match="no complete weight version"):
         read_weights(folder, manifest)
