@@ -136,7 +136,8 @@ class _DividedExperts:
         # Without a token for this rank's experts nothing would lead backward, and the other ranks would wait there.
         for tensor in (all_tokens, all_weights, *self._module.parameters(recurse=False)):
             added = added + local(tensor)[:0].sum().to(added.dtype)
-        return scatter_sum(added, self._spread)[:num_tokens]
+        # An operation in place on a view would lose the hooks that `fully_shard` puts on what a module returns.
+        return scatter_sum(added, self._spread)[:num_tokens].clone()
 
     def _compute(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         parts = {name: local(parameter) for name, parameter in self._module.named_parameters(recurse=False)}

@@ -1,5 +1,6 @@
 """Whole runs in other layouts and on the other engine end with the weights of the run with one training worker."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,58 @@ def test_zero_ends_with_the_weights_of_one_worker(
 
 
 @pytest.mark.distributed
-def test_adapters_on_two_workers_end_with_the_merged_weights_of_one(small_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parallel", [{"data": 2}, {"tensor": 2}], ids=["data", "tensor"])
+def test_adapters_on_two_workers_end_with_the_merged_weights_of_one(
+    parallel: dict[str, int], small_model: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("peft", reason="peft is not installed: pip install 'rayrl[lora]'")
     before = load_file(small_model / "model.safetensors")
 
     alone = _train(small_model, tmp_path / "alone", {"lora": _LORA})
-    together = _train(small_model, tmp_path / "together", {"lora": _LORA, "parallel": {"data": 2}})
+    together = _train(small_model, tmp_path / "together", {"lora": _LORA, "parallel": parallel})
 
     moved = {name for name, tensor in alone.items() if not tensor.equal(before[name])}
     assert {name.split(".")[-2] for name in moved} == set(_LORA["target_modules"])
+    _assert_same(together, alone)
+
+
+def _write_experts(folder: Path, tokenizer: Path) -> Path:
+    """A random model with four experts in each of two layers, and the tokenizer of another folder."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=14,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        max_position_embeddings=32,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    torch.manual_seed(5)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    for file in tokenizer.glob("token*"):
+        shutil.copy(file, folder / file.name)
+    return folder
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "parallel", [{"data": 2, "expert": 2}, {"tensor": 2, "expert_tensor": 2}], ids=["spread", "split"]
+)
+def test_divided_experts_end_with_the_weights_of_one_worker(
+    parallel: dict[str, int], small_model: Path, tmp_path: Path
+) -> None:
+    model = _write_experts(tmp_path / "model", small_model)
+
+    alone = _train(model, tmp_path / "alone", {})
+    together = _train(model, tmp_path / "together", {"parallel": parallel})
+
+    before = load_file(model / "model.safetensors")
+    assert all(not tensor.equal(before[name]) for name, tensor in alone.items() if ".experts." in name)
     _assert_same(together, alone)
