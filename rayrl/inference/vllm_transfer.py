@@ -55,6 +55,7 @@ class SharedMemoryTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             tensors = open_weights(SharedWeights(**update_info.weights))
         except (TransferError, OSError) as error:
             raise TransferError(f"{REFUSED}: {error}") from error
+        _unpad_experts(self.model)
         initialize_layerwise_reload(self.model)
         self.model.load_weights(
             (name, piece.to(self.device)) for name, piece in in_files(tensors, Path(self.model_config.model))
@@ -99,8 +100,27 @@ def _pack_experts(model: Any) -> None:
     vLLM does that when it loads a model, but not when weights are updated: its kernels would read the new ones as if
     they were packed. vllm 0.32.
     """
+    for layer in _experts_on_cpus(model):
+        layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def _unpad_experts(model: Any) -> None:
+    """Give experts that kernels on CPUs pad the size that is loaded; `_pack_experts` pads them again.
+
+    vLLM's reload copies what it has loaded over what the kernels read, which does not fit. vllm 0.32.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+    from vllm.model_executor.utils import replace_parameter
+
+    for layer in _experts_on_cpus(model):
+        for name, loaded in get_layerwise_info(layer).restore_metadata[0].items():
+            held = getattr(layer, name)
+            if held.shape != loaded.shape:
+                replace_parameter(layer, name, held.new_empty(loaded.shape))
+
+
+def _experts_on_cpus(model: Any) -> Iterator[Any]:
     for layer in model.modules():
-        if not hasattr(layer, "w13_weight") or not hasattr(layer.quant_method, "moe_kernel"):
-            continue
-        if layer.w13_weight.device.type == "cpu":
-            layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+        has_experts = hasattr(layer, "w13_weight") and hasattr(layer.quant_method, "moe_kernel")
+        if has_experts and layer.w13_weight.device.type == "cpu":
+            yield layer
