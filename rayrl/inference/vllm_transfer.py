@@ -5,7 +5,7 @@ where each expert has tensors of its own. Nothing of the model is touched before
 update leaves the weights in use as they are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,12 @@ class SharedMemoryTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.model.load_weights(
             (name, piece.to(self.device)) for name, piece in in_files(tensors, Path(self.model_config.model))
         )
+        left = _left_out(self.model)
+        if left:
+            raise TransferError(
+                f"vLLM's loader has taken nothing for {', '.join(left[:5])} ({len(left)} layers in all): their weights "
+                f"came under names that it does not know, or not at all"
+            )
         finalize_layerwise_reload(self.model, self.model_config)
         _process_tied(self.model)
         _pack_experts(self.model)
@@ -76,6 +82,32 @@ def in_files(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[tuple[str,
     stored = names_in_files(folder)
     for name, tensor in tensors.items():
         yield from as_in_files(name, tensor, stored)
+
+
+def _left_out(model: Any) -> list[str]:
+    """Return the layers whose weights would stay as they were; called before the reload is finished.
+
+    vLLM only logs them. Layers that share the weight of another one are loaded with it. vllm 0.32.
+    """
+    from vllm.model_executor.layers.attention import is_deferred_attention_layer
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    loaded: set[int] = set()
+    waiting: list[tuple[str, list[Tensor]]] = []
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        if not info.can_load():
+            loaded.update(_addresses(layer._parameters.values()))
+        elif info.loaded_weights:
+            # The loader was called; a shard of padded rows alone takes none of what it was given.
+            loaded.update(_addresses(info.kernel_tensors[0].values()))
+        elif info.load_numel_total and info.kernel_tensors[0] and not is_deferred_attention_layer(layer):
+            waiting.append((name, list(info.kernel_tensors[0].values())))
+    return [name for name, weights in waiting if not set(_addresses(weights)) <= loaded]
+
+
+def _addresses(weights: Iterable[Tensor | None]) -> Iterator[int]:
+    return (weight.data_ptr() for weight in weights if weight is not None and weight.numel())
 
 
 def _process_tied(model: Any) -> None:

@@ -300,6 +300,22 @@ async def test_second_engine_beside_the_first_refuses_before_it_has_weights_and_
     assert not alive
 
 
+@pytest.mark.slow
+async def test_engine_fails_when_the_loader_of_vllm_leaves_a_layer_as_it_was(make_engine, tiny_vllm_model):
+    weights = dict((await make_engine("vllm")).weights)
+    engine = make_vllm_engine(ModelConfig(path=str(tiny_vllm_model)), config(), name="partial", seed=1)
+    await engine.start()
+    await engine.load(0, weights)
+    del weights["model.norm.weight"]
+
+    # Past the check of names, as if vLLM did not know this one.
+    with pytest.raises(EngineError, match=r"engine partial failed: .*has taken nothing for model\.norm \(1 layers"):
+        await engine._in_order(lambda: engine._load(1, weights))
+
+    assert (await engine.status()).state is EngineState.FAILED
+    await engine.close()
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("during", ["idle", "load"])
 async def test_engine_fails_when_the_processes_of_vllm_die_and_no_request_shows_it(
