@@ -20,11 +20,13 @@ def main() -> None:
     """Run the three parts; the last line printed is the result."""
     started = time.monotonic()
     # Imported here so that the seconds reported include the loading of torch and Ray.
-    from rayrl import Run, RunConfig, SFTRun, SFTRunConfig
-    from rayrl.models.tiny import create_tiny_model
-    from rayrl.utils.logger import setup_logging
+    from rayrl.utils.logger import get_logger, setup_logging
 
     setup_logging()
+    get_logger("quickstart").info("loading torch and Ray")
+    from rayrl import Run, RunConfig, SFTRun, SFTRunConfig
+    from rayrl.models.tiny import create_tiny_model
+
     root = Path("runs/quickstart") / datetime.now().strftime("%Y%m%d-%H%M%S")
     model = root / "model"
     create_tiny_model(model, alphabet=ALPHABET)

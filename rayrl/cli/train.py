@@ -6,7 +6,7 @@ from rayrl.cli.arguments import ConfigPath, Overrides, ResumeFrom, parse_resume
 from rayrl.cli.config_file import load_run_config
 from rayrl.cli.failure import naming_run_folder
 from rayrl.cli.summary import print_summary
-from rayrl.utils.logger import setup_logging
+from rayrl.utils.logger import get_logger, setup_logging
 
 
 def train(config: ConfigPath, overrides: Overrides = None, resume: ResumeFrom = "never") -> None:
@@ -16,6 +16,7 @@ def train(config: ConfigPath, overrides: Overrides = None, resume: ResumeFrom = 
     """
     setup_logging()
     run_config = load_run_config(config, overrides or [])
+    get_logger("cli").info("loading torch and Ray")
     from rayrl.driver.run import Run
 
     with naming_run_folder(run_config.run_dir):

@@ -121,6 +121,10 @@ def _index(target: list[Any], key: str, override: str) -> int:
 def _parse_yaml(text: str, what: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        at = error.problem_mark
+        place = f", line {at.line + 1}, column {at.column + 1}" if at is not None else ""
+        raise ConfigError(f"{what} is not valid YAML: {error.problem or error.context}{place}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{what} is not valid YAML: {error}") from error
 

@@ -84,8 +84,8 @@ class ParallelConfig(Section):
             )
         if self.expert_tensor not in (1, self.tensor):
             raise ValueError(
-                f"training.parallel.expert_tensor={self.expert_tensor} must be 1 or training.parallel.tensor="
-                f"{self.tensor}"
+                f"training.parallel.expert_tensor={self.expert_tensor} splits experts over the ranks of "
+                f"training.parallel.tensor={self.tensor}: set it to 1, or both to the same number"
             )
         return self
 

@@ -29,6 +29,7 @@ from rayrl.driver.group_filter import GroupFilter
 from rayrl.driver.outcomes import OutcomeLog
 from rayrl.driver.progress import Progress
 from rayrl.driver.publisher import FaultHandler
+from rayrl.driver.resample_log import ResampleLog
 from rayrl.errors import ActorDied, ActorError, DataExhausted, DeadlineExceeded
 from rayrl.infra.actor_group import ActorGroup, Member
 from rayrl.infra.waiting import wait_for
@@ -82,6 +83,7 @@ class RolloutLoop:
         self._dead: set[str] = set()
         self._load: Counter[str] = Counter()
         self._num_resampled = 0
+        self._resample_log = ResampleLog(_LOGGER.warning)
         self.on_fault: FaultHandler | None = None
         """Told of a worker that did not answer in time; nobody is, when empty."""
         self._followers: set[asyncio.Task[None]] = set()
@@ -211,13 +213,13 @@ class RolloutLoop:
                 return summary, batch_ref, node
             retries += 1
             self._num_resampled += 1
-            _LOGGER.warning("group %s is sampled again (%d): %s", prompt.id, retries, reason.splitlines()[0])
+            self._resample_log.add(str(prompt.id), retries, reason.removeprefix(f"{_phase(prompt)}: "))
 
     async def _run_group(self, request: GroupRequest) -> tuple[GroupSummary, Any, str]:
         """Run a group on the worker that has least to do. ActorError or DeadlineExceeded if it is lost with it."""
         rollout = self._config.rollout
         seconds = rollout.episode_timeout_s * rollout.max_attempts + _GRACE_S
-        phase = f"generation of group {request.prompt.id}"
+        phase = _phase(request.prompt)
         member = await self._pick(seconds, phase)
         self._load[member.name] += 1
         try:
@@ -294,6 +296,7 @@ class RolloutLoop:
         for follower in list(self._followers):
             follower.cancel()
         await asyncio.gather(*self._followers, return_exceptions=True)
+        self._resample_log.flush()
 
     def status(self) -> dict[str, Any]:
         """Return counts for status and the watchdog."""
@@ -302,6 +305,10 @@ class RolloutLoop:
             "failed": self.num_failed,
             "oldest_in_flight": str(next(iter(self._in_flight.values())).id) if self._in_flight else None,
         }
+
+
+def _phase(prompt: Prompt) -> str:
+    return f"generation of group {prompt.id}"
 
 
 def is_infrastructure(summary: GroupSummary) -> bool:

@@ -5,10 +5,13 @@ workspaces), else the cluster of the last `ray start` on this machine, else a ne
 processes started for themselves are never joined.
 """
 
+import logging
 import math
 import os
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import ray
@@ -53,8 +56,10 @@ def join_cluster(min_cpus: float = 0, *, log_to_driver: bool = True) -> ClusterI
     address = _address_to_join()
     if address is None:
         num_cpus = max(os.cpu_count() or 1, math.ceil(min_cpus))
+        _LOG.info("starting Ray on this machine")
         try:
-            ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=log_to_driver)
+            with _without_remark_on_signals():
+                ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, log_to_driver=log_to_driver)
         except Exception as error:
             # Ray raises a bare Exception where its own processes do not come up in time.
             raise PlacementError(
@@ -63,7 +68,8 @@ def join_cluster(min_cpus: float = 0, *, log_to_driver: bool = True) -> ClusterI
             ) from error
     else:
         try:
-            ray.init(address=address, log_to_driver=log_to_driver)
+            with _without_remark_on_signals():
+                ray.init(address=address, log_to_driver=log_to_driver)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise PlacementError(
                 f"cannot join the Ray cluster at {address}: {error}; set RAY_ADDRESS to host:port of one that runs, or "
@@ -78,6 +84,21 @@ def leave_cluster(info: ClusterInfo) -> None:
     """Shut down the cluster if `join_cluster` started it; otherwise leave it and the connection as they are."""
     if info.started and ray.is_initialized():
         ray.shutdown()
+
+
+@contextmanager
+def _without_remark_on_signals() -> Iterator[None]:
+    """Keep back Ray's remark that it sets no handler of SIGTERM in this thread: whoever joins has its own."""
+    logger = logging.getLogger("ray._private.worker")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "SIGTERM handler is not set" not in str(record.msg)
+
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 def _address_to_join() -> str | None:

@@ -37,9 +37,20 @@ def explain_failure(error: RayError, *, phase: str, actor: ActorLabel | str) -> 
         tail = "\n".join(f"  {line}" for line in text.splitlines()[-_TRACEBACK_LINES:])
         return ActorError(f"{phase}: {found} failed:\n{tail}")
     if is_death(error):
-        return ActorDied(f"{phase}: {found} died: {text}\n{describe_stderr(found)}")
+        return ActorDied(f"{phase}: {found} died: {_cause_of_death(text)}\n{describe_stderr(found)}")
     kind = ActorUnreachable if isinstance(error, ActorUnavailableError) else ActorError
     return kind(f"{phase}: {found} could not be called: {text}\n{describe_stderr(found)}")
+
+
+def _cause_of_death(text: str) -> str:
+    """Return what Ray says of the cause, without its list of names and ids: those are in the actor's label."""
+    head, found, rest = text.partition("\n\tclass_name:")
+    if not found:
+        return text
+    lines = [line for line in rest.splitlines()[1:] if not line.startswith("\t")]
+    cause, has_guesses, _ = " ".join(lines).partition(" Some common causes include")
+    guess = " It was killed, by the kernel for want of memory for example, or it crashed." if has_guesses else ""
+    return (cause.strip() or head) + guess
 
 
 def _own_error(error: RayError) -> RayrlError | None:

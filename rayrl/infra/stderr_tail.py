@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayrl.infra.identity import ActorLabel
 
 _REMOTE_TIMEOUT_S = 10.0
+_MARKS = (":job_id:", ":actor_name:", ":task_name:")
 
 
 def describe_stderr(actor: ActorLabel | str, num_lines: int = 20) -> str:
@@ -55,7 +56,8 @@ def read_worker_stderr(pid: int, num_lines: int) -> list[str] | None:
     if not files:
         return None
     with files[-1].open(encoding="utf-8", errors="replace") as file:
-        return [line.rstrip() for line in deque(file, maxlen=num_lines)]
+        # Ray marks in the file whose lines follow.
+        return [line.rstrip() for line in deque(file, maxlen=num_lines) if not line.startswith(_MARKS)]
 
 
 def _stderr_lines(actor: ActorLabel | str, num_lines: int) -> tuple[list[str], str | None]:

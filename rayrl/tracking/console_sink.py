@@ -26,7 +26,7 @@ class ConsoleSink:
 
     On a terminal one live line; else one plain line per step. Plain lines come at most about once per second, except
     for evaluations. The line of the last step is held back until its evaluation or `close`, so that it comes once.
-    Values of metrics that a step lacks are those of the last step that had them.
+    Values of metrics that a step lacks are those of the last step that had them; of evaluations with that step.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class ConsoleSink:
         self._console = console if console is not None else Console(file=sys.stdout)
         self._clock = clock
         self._values: dict[str, float] = {}
+        self._evaluated: int | None = None
         self._first: tuple[int, float] | None = None
         self._last_print: float | None = None
         self._held_back: str | None = None
@@ -46,6 +47,8 @@ class ConsoleSink:
         if self._first is None:
             self._first = (step, now)
         self._values.update(metrics)
+        if any(name.startswith("eval/") for name in metrics):
+            self._evaluated = step
         text = self._summary(step, now)
         if self._live is not None:
             self._live.update(step, text)
@@ -73,8 +76,9 @@ class ConsoleSink:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _summary(self, step: int, now: float) -> str:
+        old = "" if self._evaluated == step else f" (step {self._evaluated})"
         parts = [
-            f"{label} {form.format(self._values[name])}"
+            f"{label} {form.format(self._values[name])}{old if name.startswith('eval/') else ''}"
             for label, (name, form) in COLUMNS.items()
             if name in self._values
         ]

@@ -87,7 +87,10 @@ def _shortage(folder: Path, state: dict[str, Tensor]) -> str:
         return ""
     if free >= needed:
         return ""
-    return f"; the disk may be full: {free / 1e6:.1f} MB are free, the state has {needed / 1e6:.1f} MB"
+    return (
+        f"; the disk may be full: {free / 1e6:.1f} MB are free, the state has {needed / 1e6:.1f} MB; make room, then "
+        "go on from the last complete checkpoint with --resume auto"
+    )
 
 
 def _cause(error: BaseException) -> str:

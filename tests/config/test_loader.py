@@ -156,7 +156,7 @@ def test_override_reaches_into_a_list_when_the_key_is_an_index(config_file: Path
         (["run.name.first=x"], "is a value, not a section"),
         (["run.name.first.second=x"], "nothing lies below a plain value"),
         (["tracking.sinks=[jsonl]", "tracking.sinks.3=console"], "no index of a list of 1"),
-        (["driver=[1"], "not valid YAML"),
+        (["driver=[1,2"], "is not valid YAML: expected ',' or ']', but got '<stream end>', line 1, column 5"),
     ],
 )
 def test_override_is_refused_when_its_path_leads_nowhere(config_file: Path, overrides: list[str], said: str) -> None:

@@ -176,6 +176,19 @@ def test_plain_console_shows_step_metrics_and_time_left() -> None:
     ]
 
 
+def test_plain_console_says_of_which_step_an_older_evaluation_is() -> None:
+    sink, out, clock = plain_console()
+
+    sink.log(0, {"eval/accuracy": 0.25})
+    clock.now = 10.0
+    sink.log(1, {"reward/mean": 0.5})
+
+    assert out.getvalue().splitlines() == [
+        "step 0/20  accuracy 0.250",
+        "step 1/20  reward 0.500  accuracy 0.250 (step 0)  eta 3m10s",
+    ]
+
+
 def test_plain_console_prints_at_most_one_line_per_second_but_evaluations_and_the_last_step() -> None:
     sink, out, clock = plain_console()
 

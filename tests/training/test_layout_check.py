@@ -105,7 +105,10 @@ def test_offload_is_refused_for_one_worker_and_taken_for_two() -> None:
     ("axes", "said"),
     [
         ({"data": 3, "expert": 2}, "expert=2 does not divide training.parallel.data=3"),
-        ({"tensor": 4, "expert_tensor": 2}, "expert_tensor=2 must be 1 or training.parallel.tensor=4"),
+        (
+            {"tensor": 4, "expert_tensor": 2},
+            r"expert_tensor=2 splits experts .* training\.parallel\.tensor=4: set it to 1, or both",
+        ),
     ],
 )
 def test_axes_that_contradict_each_other_are_refused_by_the_config(axes: dict[str, int], said: str) -> None:
