@@ -15,6 +15,7 @@ from rayrl.audit.publications import check_publications, publication_rounds
 from rayrl.audit.run_record import RunRecord, read_config, read_run, run_info
 from rayrl.audit.step_view import step_views
 from rayrl.audit.steps import check_denominators, check_steps
+from rayrl.checkpoint.damaged import read_set_aside
 from rayrl.errors import CheckpointError
 from rayrl.utils.atomic_file import write_atomically
 
@@ -112,6 +113,7 @@ def audit_numbers(run: RunRecord) -> dict[str, Any]:
             for item in publication_rounds(run.ledger)
             if item.is_live
         ],
+        "checkpoints_set_aside": read_set_aside(run.path / "checkpoints"),
     }
 
 
@@ -155,6 +157,7 @@ def _number_lines(numbers: Mapping[str, Any]) -> list[str]:
         )
         for item in publications[-5:]
     ]
+    rows += [(f"set aside: {name}", reason) for name, reason in numbers.get("checkpoints_set_aside", {}).items()]
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]
 

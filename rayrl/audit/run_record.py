@@ -13,6 +13,7 @@ from rayrl.audit.step_rollouts import StepRollouts, read_step
 from rayrl.checkpoint.ledger_reader import LedgerRecord, read_ledger
 from rayrl.checkpoint.manifest import MANIFEST, check_sizes, read_manifest
 from rayrl.checkpoint.run_state import RunState
+from rayrl.checkpoint.store import CHECKPOINT_NAME
 from rayrl.config.loader import parse_section
 from rayrl.config.run import RunConfig
 from rayrl.errors import CheckpointError, ConfigError, RunFolderError
@@ -97,7 +98,8 @@ def _read_rollouts(paths: Sequence[Path], unreadable: dict[str, str]) -> dict[in
 
 def _read_checkpoints(run_dir: Path, unreadable: dict[str, str]) -> dict[str, RunState]:
     found: dict[str, RunState] = {}
-    for path in sorted((run_dir / "checkpoints").glob("step_*")):
+    folders = (path for path in (run_dir / "checkpoints").glob("step_*") if CHECKPOINT_NAME.match(path.name))
+    for path in sorted(folders):
         try:
             manifest = read_manifest(path)
             check_sizes(path, manifest)

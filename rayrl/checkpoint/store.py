@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayrl.checkpoint.damaged import DamagedCheckpoint, set_aside
 from rayrl.checkpoint.disk import Disk
 from rayrl.checkpoint.manifest import (
     MANIFEST,
@@ -87,6 +88,7 @@ class CheckpointStore:
         self._disk = disk if disk is not None else Disk()
         self._pending: set[Path] = set()
         self._swept = False
+        self._told: set[Path] = set()
         self._committed: dict[int, Path] = {}
         self._scores: dict[int, float] = {}
 
@@ -111,7 +113,7 @@ class CheckpointStore:
         try:
             with _as_checkpoint_error("write", pending.path):
                 self._seal(pending.path, state, expected)
-                target = self._free_name(pending.step)
+                target = self._free_name(f"step_{pending.step:06d}")
                 self._disk.rename(pending.path, target)
                 self._disk.sync_folder(self._root)
         except CheckpointError:
@@ -152,8 +154,21 @@ class CheckpointStore:
         return max(self.complete(), key=lambda item: item.manifest.serial, default=None)
 
     def complete(self) -> list[Checkpoint]:
-        """Return all complete checkpoints, sizes checked, in the order committed."""
+        """Return all complete checkpoints, sizes checked, in the order committed. Warns of each other one once."""
+        found, damaged = self.survey()
+        for item in damaged:
+            if item.path not in self._told:
+                self._told.add(item.path)
+                _logger.warning("passed over: checkpoint %s in %s", item, self._root)
+        return found
+
+    def survey(self) -> tuple[list[Checkpoint], list[DamagedCheckpoint]]:
+        """Return the complete checkpoints in the order committed, sizes checked, and those that are not whole.
+
+        Raises CheckpointError for one of a later rayrl.
+        """
         found: list[Checkpoint] = []
+        damaged: list[DamagedCheckpoint] = []
         with _as_checkpoint_error("look for a", self._root):
             for path in self._folders():
                 try:
@@ -162,10 +177,22 @@ class CheckpointStore:
                 except NewerFormatError:
                     raise
                 except CheckpointError as error:
-                    _logger.warning("passed over: %s", error)
+                    damaged.append(DamagedCheckpoint.from_error(path, error))
                     continue
                 found.append(Checkpoint(path=path, manifest=manifest))
-        return sorted(found, key=lambda item: item.manifest.serial)
+        return sorted(found, key=lambda item: item.manifest.serial), damaged
+
+    def set_aside(self, damaged: DamagedCheckpoint) -> Path | None:
+        """Rename a folder that is no whole checkpoint, and return where it is; None, with a warning, if it stays.
+
+        Only for the process that holds the run's lock.
+        """
+        try:
+            target = set_aside(damaged, self._disk)
+        except OSError as error:
+            _logger.warning("cannot set %s aside: %s; an audit will refuse it", damaged.path, error.strerror)
+            return None
+        return target
 
     def open(self, path: str | Path, run_id: str | None = None) -> Checkpoint:
         """Return the checkpoint in a folder after reading all of it and comparing digests.
@@ -186,6 +213,7 @@ class CheckpointStore:
     def adopt(self, name: str, fill: Callable[[Path], None]) -> Path:
         """Make a checkpoint `name` of what `fill` puts into an empty folder, and return its folder.
 
+        Where `name` is taken, by a damaged checkpoint for example, it gets another one of the same step.
         It becomes visible when `fill` has returned. Nothing is left where that fails. Raises what `fill` raises.
         """
         with _as_checkpoint_error("create", self._root):
@@ -200,12 +228,13 @@ class CheckpointStore:
                     else:
                         self._disk.sync_file(path)
                 self._disk.sync_folder(folder)
-                self._disk.rename(folder, self._root / name)
+                target = self._free_name(name)
+                self._disk.rename(folder, target)
                 self._disk.sync_folder(self._root)
         except BaseException:
             self._try_remove(folder)
             raise
-        return self._root / name
+        return target
 
     def remove_stale(self) -> None:
         """Remove temporary folders of earlier processes. Only for the process that holds the run's lock."""
@@ -244,14 +273,14 @@ class CheckpointStore:
         self._disk.sync_file(folder / MANIFEST)
         self._disk.sync_folder(folder)
 
-    def _free_name(self, step: int) -> Path:
+    def _free_name(self, name: str) -> Path:
         """`step_000010`, or `step_000010.1` where that is taken: replacing it would leave a moment with neither."""
-        name = self._root / f"step_{step:06d}"
+        path, base = self._root / name, name.split(".")[0]
         attempt = 0
-        while name.exists():
+        while path.exists():
             attempt += 1
-            name = self._root / f"step_{step:06d}.{attempt}"
-        return name
+            path = self._root / f"{base}.{attempt}"
+        return path
 
     def _prune(self) -> None:
         complete = {item.manifest.serial: item for item in self.complete()}

@@ -22,7 +22,7 @@ from rayrl.driver.fleet import start_fleet
 from rayrl.driver.joining import joined_cluster
 from rayrl.driver.preflight import check_run
 from rayrl.driver.result import RunResult
-from rayrl.driver.resume import Resume, find_checkpoint
+from rayrl.driver.resume import Resume, find_checkpoint, set_damaged_aside
 from rayrl.driver.run_failure import keeping_failure
 from rayrl.driver.run_handle import RunHandle
 from rayrl.driver.stop_signal import StopSignal
@@ -80,13 +80,14 @@ class Run:
         text = resolved_yaml(config)
         folder = RunFolder.create(config.run_dir, text, digest_of(text), sys.argv, resume=self._resume != "never")
         with folder, keeping_failure(folder):
-            checkpoint = await asyncio.to_thread(find_checkpoint, folder, config, self._resume)
-            finished = await asyncio.to_thread(finished_result, folder, config, checkpoint, text)
+            point = await asyncio.to_thread(find_checkpoint, folder, config, self._resume)
+            finished = await asyncio.to_thread(finished_result, folder, config, point.checkpoint, text)
+            await asyncio.to_thread(set_damaged_aside, folder, point)
             if finished is not None:
                 _LOGGER.info("all %d steps are done already; driver.num_steps asks for no more", finished.steps)
                 return finished
             folder.accept_resume()
-            return await self._in_cluster(folder, checkpoint)
+            return await self._in_cluster(folder, point.checkpoint)
 
     async def _in_cluster(self, folder: RunFolder, checkpoint: Checkpoint | None) -> RunResult:
         config = self._config

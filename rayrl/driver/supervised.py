@@ -21,7 +21,7 @@ from rayrl.driver.assembly import digest_of, resolved_yaml
 from rayrl.driver.fleet import Fleet, start_supervised_fleet
 from rayrl.driver.joining import joined_cluster
 from rayrl.driver.result import RunResult
-from rayrl.driver.resume import Resume, find_checkpoint
+from rayrl.driver.resume import Resume, find_checkpoint, set_damaged_aside
 from rayrl.driver.run_failure import keeping_failure, marking_start
 from rayrl.driver.stop_signal import StopSignal
 from rayrl.driver.supervised_checkpointer import SupervisedCheckpointer, SupervisedProgress
@@ -108,9 +108,10 @@ class SupervisedRun:
         text = resolved_yaml(config)
         folder = RunFolder.create(config.run_dir, text, digest_of(text), sys.argv, resume=self._resume != "never")
         with folder, keeping_failure(folder):
-            checkpoint = await asyncio.to_thread(find_checkpoint, folder, config, self._resume)
+            point = await asyncio.to_thread(find_checkpoint, folder, config, self._resume)
             folder.accept_resume()
-            return await self._in_cluster(folder, checkpoint)
+            await asyncio.to_thread(set_damaged_aside, folder, point)
+            return await self._in_cluster(folder, point.checkpoint)
 
     async def _in_cluster(self, folder: RunFolder, checkpoint: Checkpoint | None) -> RunResult:
         config = self._config

@@ -188,6 +188,7 @@ def test_passing_over_is_logged(tmp_path: Path) -> None:
     logger.addHandler(handler)
     try:
         assert store.latest() is None
+        assert store.latest() is None, "and not told again at each save"
     finally:
         logger.removeHandler(handler)
 
