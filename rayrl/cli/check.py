@@ -1,10 +1,16 @@
 """`rayrl check`: everything that can be said about a config without starting anything."""
 
+import os
+from typing import TYPE_CHECKING
+
 from rayrl.cli.arguments import ConfigPath, Overrides
 from rayrl.cli.config_file import load_any_config
 from rayrl.config.algorithm import AlgorithmConfig
 from rayrl.config.run import RunConfig
 from rayrl.config.supervised import SFTRunConfig, SupervisedRunConfig
+
+if TYPE_CHECKING:
+    from rayrl.infra.placement_plan import PlacementPlan
 
 
 def check(config: ConfigPath, overrides: Overrides = None) -> None:
@@ -12,21 +18,23 @@ def check(config: ConfigPath, overrides: Overrides = None) -> None:
     parsed = load_any_config(config, overrides or [])
     from rayrl.driver.pairs import pair_encoding
     from rayrl.driver.preflight import check_pair_run, check_run, check_sft_run
-    from rayrl.infra.placement_plan import describe_plan, plan_placement, plan_sft_placement
+    from rayrl.infra.placement_plan import plan_placement, plan_sft_placement
+    from rayrl.tracking.run_folder import check_output
 
     print(f"{config}: parsed, run folder {parsed.run_dir}")
     if not isinstance(parsed, RunConfig):
         _print_section("batch", sft_batch_lines(parsed))
-        _print_section("placement", describe_plan(plan_sft_placement(parsed)).splitlines())
+        _print_section("placement", placement_lines(plan_sft_placement(parsed)))
         if isinstance(parsed, SFTRunConfig):
-            _print_section("files", check_sft_run(parsed))
+            notes = check_sft_run(parsed)
         else:
-            _print_section("files", check_pair_run(parsed, pair_encoding(parsed)))
+            notes = check_pair_run(parsed, pair_encoding(parsed))
     else:
         _print_section("batch", batch_lines(parsed))
         _print_section("algorithm", algorithm_lines(parsed.algorithm))
-        _print_section("placement", describe_plan(plan_placement(parsed)).splitlines())
-        _print_section("files", check_run(parsed))
+        _print_section("placement", placement_lines(plan_placement(parsed)))
+        notes = check_run(parsed)
+    _print_section("files", [*notes, check_output(parsed.run_dir)])
 
 
 def batch_lines(config: RunConfig) -> list[str]:
@@ -58,6 +66,20 @@ def sft_batch_lines(config: SupervisedRunConfig) -> list[str]:
         f"optimizer steps = {loop.num_steps}",
         f"{what} in all = {loop.num_steps * loop.batch_size}",
     ]
+
+
+def placement_lines(plan: "PlacementPlan") -> list[str]:
+    """Return the plan, and a note where a local Ray would have to promise more CPUs than there are."""
+    from rayrl.infra.placement_plan import describe_plan
+
+    lines = describe_plan(plan).splitlines()
+    cpus, cores = plan.total.get("CPU", 0.0), os.cpu_count() or 1
+    if cpus > cores:
+        from rayrl.infra.cluster import would_join
+
+        if not would_join():
+            lines.append(f"note: {cpus:g} logical CPUs on the {cores} cores of this machine: slow, they take turns")
+    return lines
 
 
 def algorithm_lines(algorithm: AlgorithmConfig) -> list[str]:

@@ -12,6 +12,7 @@ from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
 from rayrl.driver.group_filter import GroupFilter
 from rayrl.errors import ConfigError, ModelError
+from rayrl.inference.vllm_api import fault_of_installation
 from rayrl.models.context import context_limit
 from rayrl.models.folder import check_model_folder
 from rayrl.models.shape import read_model_shape
@@ -35,6 +36,7 @@ def check_run(config: RunConfig) -> list[str]:
     notes = _check_model(config.model.path, _needs_template(config))
     notes.append(f"layout: {check_layout(config.training, read_model_shape(config.model.path))}")
     notes.append(f"training engine: {check_engine(config.model, config.training)}")
+    notes += _check_inference(config)
     limit = context_limit(config.model)
     make_workflow(config.rollout.workflow)
     GroupFilter(config.algorithm.shaping)
@@ -75,6 +77,18 @@ def check_pair_run(config: PairRunConfig, encoding: PairEncoding) -> list[str]:
         notes.append(_check_pairs(config, config.evaluation.dataset, "evaluation.dataset", encoding, limit))
     notes += _check_sinks(config)
     return notes
+
+
+def _check_inference(config: RunConfig) -> list[str]:
+    """ConfigError if the engines would run in this environment and it lacks what they need; a note if they may not."""
+    fault = fault_of_installation() if config.inference.engine.type == "vllm" else None
+    if fault is None:
+        return []
+    from rayrl.infra.cluster import would_join
+
+    if not would_join():
+        raise ConfigError(fault)
+    return [f"inference engine: {fault}; that matters only if the nodes of the Ray cluster do not have it either"]
 
 
 def _check_frozen(config: RunConfig) -> list[str]:
@@ -181,6 +195,6 @@ def _check_pairs(
 def _check_sinks(config: RunConfig | SupervisedRunConfig) -> list[str]:
     check_sinks(config.tracking)
     root = Path(config.run.output_root)
-    if root.exists() and not root.is_dir():
+    if root.is_file():
         raise ConfigError(f"run.output_root={config.run.output_root!r} is a file, not a folder")
-    return [f"output {config.run_dir}"]
+    return []

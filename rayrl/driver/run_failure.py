@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rayrl.errors import CheckpointError, ConfigError, PlacementError, RayrlError
-from rayrl.tracking.run_folder import RunFolder
+from rayrl.tracking.run_folder import FAILURE_FILE, RunFolder
 from rayrl.utils.logger import get_logger
 
 _LOGGER = get_logger("driver")
@@ -48,7 +48,7 @@ def marking_start() -> Iterator[None]:
 
 
 def _write(folder: RunFolder) -> None:
-    path = folder.logs / "failure.txt"
+    path = folder.logs / FAILURE_FILE
     try:
         path.write_text(traceback.format_exc(), encoding="utf-8")
     except OSError as error:

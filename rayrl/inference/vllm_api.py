@@ -8,6 +8,8 @@ import hashlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 from rayrl.config.inference import InferenceConfig, VllmEngine
@@ -42,8 +44,23 @@ def require_vllm() -> str:
         ) from error
     version: str = vllm.__version__
     if not supported(version):
-        raise EngineError(f"vLLM {version} is installed; rayrl supports {supported_range()}; {_INSTALL}")
+        raise EngineError(_unsupported(version))
     return version
+
+
+def fault_of_installation() -> str | None:
+    """Return why vLLM cannot be used in this environment, as far as that shows without importing it; None if it can."""
+    if find_spec("vllm") is None:
+        return f"inference.engine.type is vllm, but vLLM is not installed in this environment; {_INSTALL}"
+    try:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return None
+    return None if supported(version) else _unsupported(version)
+
+
+def _unsupported(version: str) -> str:
+    return f"vLLM {version} is installed; rayrl supports {supported_range()}; {_INSTALL}"
 
 
 def supported(version: str) -> bool:

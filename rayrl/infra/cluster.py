@@ -80,6 +80,23 @@ def join_cluster(min_cpus: float = 0, *, log_to_driver: bool = True) -> ClusterI
     return info
 
 
+def would_join() -> bool:
+    """Return whether `join_cluster` would join a cluster that is there, rather than start a local one.
+
+    One that `RAY_ADDRESS` names is not asked whether it is there.
+    """
+    # Not public, see `_address_to_join`.
+    from ray._private.services import find_bootstrap_address
+
+    if ray.is_initialized():
+        return True
+    chosen = os.environ.get("RAY_ADDRESS")
+    if chosen:
+        return chosen != "local"
+    started_here: str | None = find_bootstrap_address(None)
+    return started_here is not None and _answers(started_here)
+
+
 def leave_cluster(info: ClusterInfo) -> None:
     """Shut down the cluster if `join_cluster` started it; otherwise leave it and the connection as they are."""
     if info.started and ray.is_initialized():

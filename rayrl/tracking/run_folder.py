@@ -7,7 +7,9 @@
 `run.json` is written last: a folder without it is not a run.
 """
 
+import errno
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -25,6 +27,9 @@ _LOCK = "run.lock"
 _INFO = "run.json"
 _CONFIG = "config.yaml"
 _FOLDERS = ("checkpoints", "rollouts", "logs", "export")
+FAILURE_FILE = "failure.txt"
+"""In `logs`: the last failure."""
+_LONGEST_CAUSE = 300
 
 
 class RunFolder:
@@ -56,9 +61,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             lock = FolderLock.acquire(path / _LOCK)
         except OSError as error:
-            raise RunFolderError(
-                f"cannot create run folder {path}: {error.strerror}; change run.output_root"
-            ) from error
+            raise _cannot_create(path, str(error.strerror)) from error
         try:
             return cls._fill(path, config_yaml, _origin(command, config_digest), resume, lock)
         except OSError as error:
@@ -72,9 +75,8 @@ class RunFolder:
     def _fill(cls, path: Path, config_yaml: str, origin: dict[str, Any], resume: bool, lock: FolderLock) -> "RunFolder":
         if (path / _INFO).exists():
             if not resume:
-                begun = "holds a run" if _has_begun(path) else "holds a run that was interrupted while it started"
                 raise RunFolderError(
-                    f"run folder {path} already {begun}; continue it with `--resume auto`, "
+                    f"run folder {path} already holds a run{_start_of(path)}; continue it with `--resume auto`, "
                     "choose another run.name, or remove the folder"
                 )
             folder = cls(path, _read_info(path / _INFO)["run_id"], resumed=True, origin=origin, lock=lock)
@@ -169,6 +171,52 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_output(run_dir: str | Path) -> str:
+    """Return in words what the folder of a run is now. RunFolderError, as `RunFolder.create` raises it, if no run can
+    be written there; nothing is written.
+    """
+    path = Path(run_dir).absolute()
+    _refuse_foreign(path)
+    place = path
+    # Not `Path.exists`, which raises where a folder above may not be searched.
+    while not os.path.exists(place):
+        place = place.parent
+    fault = None if place.is_dir() else errno.ENOTDIR
+    if fault is None and not os.access(place, os.W_OK | os.X_OK):
+        fault = errno.EROFS if os.statvfs(place).f_flag & os.ST_RDONLY else errno.EACCES
+    if fault is not None:
+        raise _cannot_create(path, os.strerror(fault))
+    if not (path / _INFO).exists():
+        return f"output {run_dir}: can be written"
+    return f"output {run_dir}: holds a run{_start_of(path)}, which `--resume auto` continues"
+
+
+def _cannot_create(path: Path, reason: str) -> RunFolderError:
+    return RunFolderError(f"cannot create run folder {path}: {reason}; change run.output_root")
+
+
+def _start_of(path: Path) -> str:
+    """Return how a run that never began came to its end, with a space before; nothing for one that began."""
+    if _has_begun(path):
+        return ""
+    try:
+        report = (path / "logs" / FAILURE_FILE).read_text(encoding="utf-8")
+    except OSError:
+        return " that was interrupted while it started"
+    return f" that failed while it started ({_cause(report)})"
+
+
+def _cause(report: str) -> str:
+    """Return class and first line of the error that a traceback ends with."""
+    lines = report.rstrip().splitlines()
+    frames = [index for index, line in enumerate(lines) if line.startswith('  File "')]
+    after = lines[frames[-1] + 1 :] if frames else lines
+    text = next((line for line in after if line and not line[0].isspace()), "see logs/" + FAILURE_FILE)
+    name, colon, message = text.partition(": ")
+    text = name.rpartition(".")[2] + colon + message
+    return text if len(text) <= _LONGEST_CAUSE else text[: _LONGEST_CAUSE - 3] + "..."
 
 
 def _has_begun(path: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayrl.cli.main import main
+from rayrl.tracking.run_folder import RunFolder
 
 CONFIG = """
 run: {name: small, output_root: out}
@@ -122,6 +123,88 @@ def test_check_refuses_when_an_example_cannot_be_learned(
     stderr = capsys.readouterr().err
     assert code == 2, stderr
     assert [part for part in said if part not in stderr] == []
+
+
+VLLM = "inference.engine={type: vllm}"
+
+
+def no_vllm(name: str) -> None:
+    assert name == "vllm"
+
+
+@pytest.mark.parametrize("command", ["check", "train", "eval"])
+def test_run_is_refused_and_leaves_no_folder_when_local_engines_need_vllm_that_is_not_installed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("rayrl.infra.cluster.would_join", lambda: False)
+    monkeypatch.setattr("rayrl.inference.vllm_api.find_spec", no_vllm)
+    held_out = "evaluation={dataset: {type: jsonl, path: sums.jsonl}, sampling: {max_new_tokens: 8}}"
+
+    code = exit_code(command, "run.yaml", VLLM, held_out)
+
+    stderr = capsys.readouterr().err
+    assert code == 2, stderr
+    assert "vLLM is not installed in this environment; install it with `pip install 'rayrl[vllm]'`" in stderr
+    assert not (folder / "out").exists()
+
+
+def test_missing_vllm_is_a_note_when_a_cluster_is_joined_whose_nodes_may_have_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayrl.infra.cluster.would_join", lambda: True)
+    monkeypatch.setattr("rayrl.inference.vllm_api.find_spec", no_vllm)
+
+    assert exit_code("check", "run.yaml", VLLM) == 0
+    assert "vLLM is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("version", "code"), [("0.31.2", 2), ("0.32.1+cpu", 0)])
+def test_version_of_vllm_is_compared_when_it_is_installed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, version: str, code: int
+) -> None:
+    monkeypatch.setattr("rayrl.infra.cluster.would_join", lambda: False)
+    monkeypatch.setattr("rayrl.inference.vllm_api.find_spec", lambda name: object())
+    monkeypatch.setattr("rayrl.inference.vllm_api.metadata.version", lambda name: version)
+
+    assert exit_code("check", "run.yaml", VLLM) == code
+    assert code == 0 or "vLLM 0.31.2 is installed; rayrl supports >=0.32,<0.33" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", ["run.yaml", "sft.yaml"])
+def test_check_refuses_as_train_does_when_the_output_folder_cannot_be_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, config: str
+) -> None:
+    (folder / "out").mkdir()
+    monkeypatch.setattr("os.access", lambda place, mode: Path(place) != folder / "out")
+
+    code = exit_code("check", config)
+
+    stderr = capsys.readouterr().err
+    assert code == 2, stderr
+    assert f"cannot create run folder {folder / 'out'}/" in stderr
+    assert ": Permission denied; change run.output_root" in stderr
+
+
+def test_check_names_the_run_that_is_there_already(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunFolder.create(folder / "out" / "small", "a: 1\n", "d", ["rayrl"], resume=False).close()
+
+    assert exit_code("check", "run.yaml") == 0
+    assert "holds a run that was interrupted while it started, which `--resume auto`" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("joins", "says_so"), [(False, True), (True, False)])
+def test_note_says_so_when_a_local_ray_must_promise_more_cpus_than_there_are(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    joins: bool,
+    says_so: bool,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("rayrl.infra.cluster.would_join", lambda: joins)
+
+    assert exit_code("check", "run.yaml", "inference.num_engines=9") == 0
+    assert ("logical CPUs on the 4 cores of this machine" in capsys.readouterr().out) is says_so
 
 
 def test_function_of_the_working_directory_is_found_behind_what_is_installed(

@@ -11,7 +11,7 @@ import pytest
 
 from rayrl.errors import RunFolderError
 from rayrl.tracking.provenance import git_state, package_versions
-from rayrl.tracking.run_folder import RunFolder
+from rayrl.tracking.run_folder import RunFolder, check_output
 
 HOLDER = """
 import sys
@@ -68,6 +68,45 @@ def test_refusal_says_so_when_the_run_was_interrupted_while_it_started(tmp_path:
     (tmp_path / "run" / "ledger.sqlite").touch()
     with pytest.raises(RunFolderError, match=r"already holds a run; continue"):
         RunFolder.create(tmp_path / "run", "a: 1\n", "d", ["rayrl"], resume=False)
+
+
+FAILURE = """Traceback (most recent call last):
+  File "run.py", line 1, in main
+    start()
+    ^^^^^^^
+rayrl.errors.EngineError: inference-0 did not start: vLLM cannot be imported
+  node: n1
+Error: a line of the message
+"""
+
+
+def test_refusal_says_why_when_the_run_failed_while_it_started(tmp_path: Path) -> None:
+    create(tmp_path / "run").close()
+    (tmp_path / "run" / "logs" / "failure.txt").write_text(FAILURE)
+    with pytest.raises(
+        RunFolderError,
+        match=r"holds a run that failed while it started \(EngineError: inference-0 did not start: vLLM cannot be "
+        r"imported\); continue it with `--resume auto`",
+    ):
+        create(tmp_path / "run")
+    (tmp_path / "run" / "ledger.sqlite").touch()
+    with pytest.raises(RunFolderError, match=r"already holds a run; continue"):
+        create(tmp_path / "run")
+
+
+@pytest.mark.parametrize("root", ["file", "file/below"])
+def test_check_says_what_create_says_when_the_folder_cannot_be_made(tmp_path: Path, root: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError) as made:
+        create(tmp_path / root / "one")
+    with pytest.raises(RunFolderError) as checked:
+        check_output(tmp_path / root / "one")
+    assert str(checked.value) == str(made.value)
+
+
+def test_check_writes_nothing_when_the_folder_can_be_made(tmp_path: Path) -> None:
+    assert check_output(tmp_path / "a" / "b").endswith("a/b: can be written")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("resume", [False, True])
