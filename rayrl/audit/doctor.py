@@ -3,63 +3,37 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from rayrl.audit.doctor_record import Patient
-from rayrl.checkpoint.ledger_events import ENGINE_LOST, RUN_ENDED, RUN_FAILED, STALLED, WORKER_LOST
-from rayrl.checkpoint.ledger_reader import last_of_run
+from rayrl.audit.failure import distinct, failure_of
+from rayrl.audit.run_end import RunEnd
+from rayrl.audit.symptom import Symptom
+from rayrl.checkpoint.ledger_events import ENGINE_LOST, RUN_ENDED, STALLED, WORKER_LOST
 
-Kind = Literal["hang", "wrong results", "memory", "failure"]
 _LOSSES = (ENGINE_LOST, WORKER_LOST)
 _LOGPROB_GAP = 0.05
 _MEMORY = re.compile(
     r"[^\n]*(?:out of memory|OutOfMemory|bad_alloc|MemoryError|oom[- ]kill|No available memory)[^\n]*", re.IGNORECASE
 )
 _HANG = re.compile(r"^(?:rayrl\.errors\.)?(?:DeadlineExceeded|StallError|CollectiveError): [^\n]*", re.MULTILINE)
-_ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exceeded|Exhausted|Died|Unreachable|Exception): ")
 _SETTING = re.compile(r"\b(?:driver|debug|reward|rollout|inference|transfer|supervision|deadlines)\.[a-z_.]+\b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Symptom:
-    """One thing that is wrong."""
-
-    kind: Kind
-    what: str
-    evidence: tuple[str, ...]
-    setting: str
-    """What to change, or where to look next."""
-
-
 def diagnose(patient: Patient) -> list[Symptom]:
-    """Return all that is found, the most specific first; an empty list for a run with nothing wrong."""
+    """Return all that is found, first what ended the run; an empty list for a run with nothing wrong."""
     found = [symptom for rule in _RULES for symptom in rule(patient)]
-    if not found and (failure := _failure(patient)) is not None:
-        found.append(Symptom(kind="failure", what="the run failed", evidence=failure, setting="see logs/failure.txt"))
-    return found
-
-
-def _failure(patient: Patient) -> tuple[str, ...] | None:
-    """Return what is known of how the last process failed; None if it did not.
-
-    The file may be empty: on a full disk the ledger may be the only one that tells.
-    """
-    end = last_of_run(patient.events)
-    told = [str(end.detail.get("error", ""))] if end is not None and end.kind == RUN_FAILED else []
-    if not told and patient.failure is None:
-        return None
-    lines = (patient.failure or "").strip().splitlines()
-    last = [line for line in lines if _ERROR_LINE.match(line)][-1:] or lines[-1:]
-    known = tuple(line for line in dict.fromkeys([*told, *last]) if line)
-    return known or ("logs/failure.txt is empty: is the disk full?",)
+    # A deadline, a lack of memory or a collective is what the failure is about, and told with its setting.
+    is_told = patient.end is RunEnd.FAILED and (
+        _diverged(patient) or _HANG.search(patient.reason) or _MEMORY.search(patient.reason)
+    )
+    return found if is_told else [*failure_of(patient), *found]
 
 
 def _diverged(patient: Patient) -> list[Symptom]:
     if patient.collectives is None or patient.collectives.divergence is None:
         return []
     divergence = patient.collectives.divergence
-    if None in divergence.odd.values() and not (_hangs(patient) or patient.failure):
+    if None in divergence.odd.values() and not (_hangs(patient) or patient.reason):
         return []  # ranks are read one after the other: of a run that goes on, one may be a call behind
     last = tuple(f"{name}: last {call}" for name, call in patient.collectives.last.items())
     return [
@@ -85,14 +59,14 @@ def _stalled(patient: Patient) -> list[Symptom]:
         )
     if _hangs(patient):
         found.append(_live_hang(patient))
-    match = _HANG.search(patient.failure or "")
+    match = _HANG.search(patient.reason)
     if match is not None:
         settings = sorted(set(_SETTING.findall(match.group())))
         found.append(
             Symptom(
                 kind="hang",
                 what=f"a wait ended by its deadline: {match.group()}",
-                evidence=("logs/failure.txt has the last lines of that actor's stderr",),
+                evidence=("logs/failure.txt has the last lines of that actor's stderr",) if patient.failure else (),
                 setting=", ".join(settings) or "driver.deadlines, if it was only slow",
             )
         )
@@ -103,7 +77,8 @@ def _hangs(patient: Patient) -> bool:
     status = patient.status
     if not patient.is_alive or status is None:
         return False
-    return patient.status_age_s > 60 or status.step_s + patient.status_age_s > patient.config.debug.stall_s
+    stall_s = math.inf if patient.config is None else patient.config.debug.stall_s
+    return patient.status_age_s > 60 or status.step_s + patient.status_age_s > stall_s
 
 
 def _live_hang(patient: Patient) -> Symptom:
@@ -136,11 +111,11 @@ def _refuted(patient: Patient) -> list[Symptom]:
         "ages": "driver.max_staleness and driver.on_stale",
         "publications": "transfer.backend; look at the engines named",
         "denominators": "tracking.rollout_log must stay on, and its files as they are",
-        "integrity": "take the run's folder from a copy; do not resume from this one",
+        "integrity": "take the folder, or the file that is named, from a copy; do not resume from this one as it is",
     }
     return [
         Symptom(
-            kind="wrong results",
+            kind="records" if finding.check == "integrity" else "wrong results",
             what=f"the audit refutes that {finding.claim}",
             evidence=finding.violations[:3],
             setting=settings.get(finding.check, "report it with the folder: this must not happen"),
@@ -152,9 +127,9 @@ def _refuted(patient: Patient) -> list[Symptom]:
 
 def _logprob_gap(patient: Patient) -> list[Symptom]:
     gap = patient.metrics.get("mismatch/abs_logprob_diff")
-    if gap is None or (math.isfinite(gap) and gap <= _LOGPROB_GAP):
-        return []
     config = patient.config
+    if config is None or gap is None or (math.isfinite(gap) and gap <= _LOGPROB_GAP):
+        return []
     return [
         Symptom(
             kind="wrong results",
@@ -173,7 +148,7 @@ def _logprob_gap(patient: Patient) -> list[Symptom]:
 def _stale(patient: Patient) -> list[Symptom]:
     share = patient.metrics.get("staleness/stale_token_share", 0.0)
     kept = patient.metrics.get("staleness/kept_stale_groups", 0.0)
-    if share <= 0.2 and not kept:
+    if patient.config is None or (share <= 0.2 and not kept):
         return []
     driver = patient.config.driver
     return [
@@ -202,7 +177,7 @@ def _skipped(patient: Patient) -> list[Symptom]:
 
 
 def _memory(patient: Patient) -> list[Symptom]:
-    lines = [match.group().strip() for match in _MEMORY.finditer(patient.failure or "")]
+    lines = [match.group().strip() for match in _MEMORY.finditer(patient.reason)]
     lines += [
         str(event.detail.get("detail", ""))
         for event in patient.events
@@ -210,11 +185,12 @@ def _memory(patient: Patient) -> list[Symptom]:
     ]
     if not lines:
         return []
+    told = distinct(lines)
     return [
         Symptom(
             kind="memory",
-            what=f"a process ran out of memory: {lines[0]}",
-            evidence=(*lines[1:3], *memory_lines(patient)),
+            what=f"a process ran out of memory: {told[0]}",
+            evidence=(*told[1:3], *memory_lines(patient)),
             setting="more training.parallel.data (shards weights and moments), a smaller training.micro_batch_tokens, "
             "training.engine.activation_checkpointing, a smaller inference.engine.max_batch_size, or "
             "placement.mode: disaggregated",
@@ -225,6 +201,8 @@ def _memory(patient: Patient) -> list[Symptom]:
 def memory_lines(patient: Patient) -> tuple[str, ...]:
     """Return who owns which device and what must be resident there, from the config and the size of the model."""
     config = patient.config
+    if config is None:
+        return ()
     parallel, engines = config.training.parallel, config.inference.num_engines
     shards = parallel.world_size // parallel.replicate
     axes = ", ".join(f"{name} {size}" for name, size in parallel.model_dump().items() if size != 1) or "one rank"
@@ -275,14 +253,31 @@ _RULES: tuple[Callable[[Patient], list[Symptom]], ...] = (
 
 
 def _state(patient: Patient) -> str:
-    status = patient.status
+    """Say where the run is: by the ledger, since a status is up to some seconds older."""
+    status, step = patient.status, patient.last_step
     if patient.is_alive:
-        return "runs" + (f", step {status.step}, {status.phase}" if status is not None else "")
-    if patient.events and patient.events[-1].kind == RUN_ENDED:
-        end = patient.events[-1]
-        return f"{'finished' if end.detail.get('status') == 'done' else 'stopped'} after {end.step} steps"
-    seen = f", was last seen in step {status.step}: {status.phase}" if status is not None else ""
-    return f"does not run{seen}"
+        return f"runs, {_steps(step)}" + (f", {status.phase}" if status is not None else "")
+    if patient.end in (RunEnd.DONE, RunEnd.STOPPED):
+        return f"{'finished' if patient.end is RunEnd.DONE else 'stopped'} after {step} steps"
+    if patient.end in (RunEnd.FAILED_AT_START, RunEnd.VANISHED_AT_START):
+        return f"does not run, {_steps(step)}"
+    if patient.end is RunEnd.UNKNOWN:
+        return "does not run"
+    seen = ""
+    if status is not None and status.step == step:
+        seen = f", and was last seen {_ago(patient.status_age_s)} ago: {status.phase}"
+    return f"does not run, {_steps(step)}{seen}"
+
+
+def _steps(number: int) -> str:
+    return "no step was made" if number == 0 else "1 step is done" if number == 1 else f"{number} steps are done"
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def diagnosis_lines(patient: Patient, symptoms: list[Symptom]) -> list[str]:

@@ -1,5 +1,7 @@
 """Are the records whole and as they were written? The chain, the rewinds, and what other files know of the ledger."""
 
+from collections.abc import Mapping
+
 from rayrl.audit.finding import Finding, judge
 from rayrl.audit.run_record import RunRecord
 from rayrl.checkpoint.ledger import REWIND
@@ -13,11 +15,16 @@ def check_integrity(run: RunRecord) -> Finding:
     """Return whether the records are as they were written."""
     ledger = run.ledger
     violations = [f"ledger.sqlite is damaged: {fault}" for fault in ledger.faults]
-    violations += [f"{name} cannot be used: {reason}" for name, reason in run.unreadable.items()]
+    violations += unusable(run.unreadable)
     violations += _guard_faults(ledger) + _chain_faults(ledger) + _rewind_faults(ledger) + _supersession_faults(ledger)
     violations += _checkpoint_faults(run) + _foreign_rollouts(run)
     missing = "" if ledger.format > 1 else "a hash chain: this ledger was written by a rayrl that kept none"
     return judge("integrity", CLAIM, violations, missing)
+
+
+def unusable(faults: Mapping[str, str]) -> list[str]:
+    """Return a violation for each file that cannot be used, given why."""
+    return [f"{name} cannot be used: {reason}" for name, reason in faults.items()]
 
 
 def _guard_faults(ledger: LedgerRecord) -> list[str]:

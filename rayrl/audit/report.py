@@ -9,12 +9,14 @@ from typing import Any
 
 from rayrl.audit.ages import check_ages
 from rayrl.audit.finding import Finding, Verdict, judge
-from rayrl.audit.integrity import CLAIM, check_integrity
+from rayrl.audit.identity import LEDGER, Identity, read_identity
+from rayrl.audit.integrity import CLAIM, check_integrity, unusable
 from rayrl.audit.prompts import check_outcomes, check_prompts
 from rayrl.audit.publications import check_publications, publication_rounds
-from rayrl.audit.run_record import RunRecord, read_config, read_run, run_info
+from rayrl.audit.run_record import RunRecord, read_run
 from rayrl.audit.step_view import step_views
 from rayrl.audit.steps import check_denominators, check_steps
+from rayrl.audit.traces import has_ledger, traces_of_steps
 from rayrl.checkpoint.damaged import read_set_aside
 from rayrl.errors import CheckpointError
 from rayrl.utils.atomic_file import write_atomically
@@ -59,18 +61,34 @@ class AuditReport:
 def audit_run(run_dir: Path) -> AuditReport:
     """Audit the folder of a run; nothing is written.
 
-    A ledger that cannot be read is a finding, not an error. Raises RunFolderError or ConfigError if the folder is not
+    A record that cannot be read is a finding, not an error. Raises RunFolderError or ConfigError if the folder is not
     one that can be audited.
     """
-    info = run_info(run_dir)
-    read_config(run_dir)
+    identity = read_identity(run_dir)
+    if not has_ledger(run_dir):
+        return AuditReport(run_id=identity.run_id, findings=(_without_ledger(run_dir, identity),), numbers={})
+    if identity.config is None:
+        finding = judge("integrity", CLAIM, unusable(identity.faults))
+        return AuditReport(run_id=identity.run_id, findings=(finding,), numbers={})
     try:
-        run = read_run(run_dir)
+        run = read_run(run_dir, identity, identity.config)
     except CheckpointError as error:
-        return AuditReport(run_id=info["run_id"], findings=(judge("integrity", CLAIM, [str(error)]),), numbers={})
+        finding = judge("integrity", CLAIM, [*unusable(identity.faults), str(error)])
+        return AuditReport(run_id=identity.run_id, findings=(finding,), numbers={})
     return AuditReport(
-        run_id=info["run_id"], findings=tuple(check(run) for check in CHECKS), numbers=audit_numbers(run)
+        run_id=identity.run_id, findings=tuple(check(run) for check in CHECKS), numbers=audit_numbers(run)
     )
+
+
+def _without_ledger(run_dir: Path, identity: Identity) -> Finding:
+    """A run that has come to no step has no ledger; from any other one it was taken."""
+    violations = unusable(identity.faults)
+    traces = traces_of_steps(run_dir)
+    if traces:
+        violations.append(f"there is no ledger at {run_dir / LEDGER}, though the run has left {', '.join(traces)}")
+    has_failed = (run_dir / "logs" / "failure.txt").is_file()
+    why = "the run failed while it started, see logs/failure.txt" if has_failed else "the run did not get that far"
+    return judge("integrity", CLAIM, violations, f"any record: no step was made and nothing was recorded; {why}")
 
 
 def write_audit(run_dir: Path) -> AuditReport:

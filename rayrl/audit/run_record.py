@@ -1,22 +1,19 @@
 """Everything that an audit reads, from the folder of a run; reading changes nothing."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import yaml
 
+from rayrl.audit.identity import LEDGER, Identity
 from rayrl.audit.step_rollouts import StepRollouts, read_step
 from rayrl.checkpoint.ledger_reader import LedgerRecord, read_ledger
 from rayrl.checkpoint.manifest import MANIFEST, check_sizes, read_manifest
 from rayrl.checkpoint.run_state import RunState
 from rayrl.checkpoint.store import CHECKPOINT_NAME
-from rayrl.config.loader import parse_section
 from rayrl.config.run import RunConfig
-from rayrl.errors import CheckpointError, ConfigError, RunFolderError
+from rayrl.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +31,13 @@ class RunRecord:
     """Why a file that is there cannot be used."""
 
 
-def read_run(run_dir: Path) -> RunRecord:
-    """Read the folder of a run.
-
-    Raises RunFolderError if it is not the folder of a reinforcement learning run, ConfigError if this rayrl cannot
-    parse its config, and CheckpointError if its ledger is missing or damaged.
-    """
-    config = read_config(run_dir)
-    unreadable: dict[str, str] = {}
+def read_run(run_dir: Path, identity: Identity, config: RunConfig) -> RunRecord:
+    """Read the folder of a run, given what it says of itself. CheckpointError if its ledger is missing or damaged."""
+    unreadable = dict(identity.faults)
     # Of a run that goes on the ledger must be the newest: it knows of every file that was there before.
     rollouts = sorted((run_dir / "rollouts").glob("step_*.parquet"))
     checkpoints = _read_checkpoints(run_dir, unreadable)
-    ledger = read_ledger(run_dir / "ledger.sqlite")
+    ledger = read_ledger(run_dir / LEDGER)
     return RunRecord(
         path=run_dir,
         config=config,
@@ -54,35 +46,6 @@ def read_run(run_dir: Path) -> RunRecord:
         checkpoints=checkpoints,
         unreadable=unreadable,
     )
-
-
-def read_config(run_dir: Path) -> RunConfig:
-    """Return the config of a run from its folder. RunFolderError or ConfigError."""
-    if not (run_dir / "run.json").is_file():
-        raise RunFolderError(f"{run_dir} is not the folder of a run: it has no run.json")
-    path = run_dir / "config.yaml"
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise RunFolderError(f"cannot read {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} is not a config")
-    if "rollout" not in data:
-        raise RunFolderError(f"{run_dir} is not the folder of a reinforcement learning run; others keep no ledger")
-    return parse_section(RunConfig, data, source=str(path))
-
-
-def run_info(run_dir: Path) -> dict[str, Any]:
-    """Return the content of `run.json`. RunFolderError if it cannot be read."""
-    if not (run_dir / "run.json").is_file():
-        raise RunFolderError(
-            f"{run_dir} is not the folder of a run: it has no run.json; give `<run.output_root>/<run.name>`"
-        )
-    try:
-        info: dict[str, Any] = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"cannot read {run_dir / 'run.json'}: {error}") from error
-    return info
 
 
 def _read_rollouts(paths: Sequence[Path], unreadable: dict[str, str]) -> dict[int, StepRollouts]:

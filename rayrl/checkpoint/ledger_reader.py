@@ -9,10 +9,12 @@ from typing import Any
 
 from rayrl.checkpoint.ledger import Outcome
 from rayrl.checkpoint.ledger_chain import Rows
-from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_FAILED, RUN_STARTED
+from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_FAILED, RUN_INTERRUPTED, RUN_STARTED
 from rayrl.checkpoint.ledger_file import check_header, missing_guards, read_chained
 from rayrl.errors import CheckpointError
 from rayrl.types.prompt import PromptId
+
+_COURSE = (RUN_STARTED, RUN_ENDED, RUN_FAILED, RUN_INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +70,13 @@ class EventRow:
     step: int
     detail: Mapping[str, Any]
     position: int
+    time: float
+    """Seconds since the epoch."""
 
 
 def last_of_run(events: Sequence[EventRow]) -> EventRow | None:
-    """Return the end or the failure of the last process of a run, or its start if it recorded neither."""
-    return next((event for event in reversed(events) if event.kind in (RUN_STARTED, RUN_ENDED, RUN_FAILED)), None)
+    """Return how the last process of a run ended, or its start if it recorded no end."""
+    return next((event for event in reversed(events) if event.kind in _COURSE), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +145,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> LedgerRecord:
     publications = connection.execute(
         f"SELECT version, step, engine, digest, acknowledged, {stamp} FROM publications ORDER BY id"
     ).fetchall()
-    events = connection.execute("SELECT kind, step, detail, position FROM events ORDER BY id").fetchall()
+    events = connection.execute("SELECT kind, step, detail, position, time FROM events ORDER BY id").fetchall()
     rewinds = connection.execute("SELECT generation, position, superseded FROM rewinds ORDER BY generation").fetchall()
     links = connection.execute("SELECT position, digest FROM chain ORDER BY position").fetchall() if version > 1 else []
     return LedgerRecord(
@@ -163,7 +167,10 @@ def _read(connection: sqlite3.Connection, path: Path) -> LedgerRecord:
             )
             for row in publications
         ),
-        events=tuple(EventRow(kind=row[0], step=row[1], detail=json.loads(row[2]), position=row[3]) for row in events),
+        events=tuple(
+            EventRow(kind=row[0], step=row[1], detail=json.loads(row[2]), position=row[3], time=row[4])
+            for row in events
+        ),
         rewinds=tuple(rewinds),
         links=tuple(links),
         chained=read_chained(connection),

@@ -1,7 +1,6 @@
 """The parts of a running run, put together, and their course from the first weights to the last checkpoint."""
 
 import asyncio
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.retention import RetentionRule
 from rayrl.checkpoint.store import Checkpoint, CheckpointStore
 from rayrl.config.base import Section
+from rayrl.config.digest import digest_of as digest_of
 from rayrl.config.run import RunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
@@ -50,11 +50,6 @@ def resolved_yaml(config: Section) -> str:
     """Return a config with all its defaults as YAML."""
     text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     return text
-
-
-def digest_of(text: str) -> str:
-    """Return a short fingerprint of a config."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(slots=True, kw_only=True)

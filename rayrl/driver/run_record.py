@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rayrl.audit.report import AUDIT_FILE, write_audit
 from rayrl.checkpoint.ledger import Ledger
-from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_FAILED, RUN_STARTED
+from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_FAILED, RUN_INTERRUPTED, RUN_STARTED
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.driver.progress import Progress
 from rayrl.errors import RayrlError
@@ -59,11 +59,13 @@ def _note_divergence(error: BaseException, logs: Path) -> None:
 
 def _record_failure(ledger: Ledger, progress: Progress, error: BaseException) -> None:
     text = f"{type(error).__name__}: {error}"
+    is_interrupted = isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
+    kind, detail = (RUN_INTERRUPTED, {}) if is_interrupted else (RUN_FAILED, {"error": text[:2000]})
     try:
-        ledger.record_event(RUN_FAILED, progress.step, {"error": text[:2000]})
+        ledger.record_event(kind, progress.step, detail)
     except RayrlError as second:
         # The ledger may be what failed; the first error is the one to tell.
-        _LOGGER.warning("the failure could not be recorded: %s", second)
+        _LOGGER.warning("how the run ended could not be recorded: %s", second)
 
 
 def _audit(run_dir: Path) -> None:

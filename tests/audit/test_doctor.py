@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rayrl.audit.doctor import Symptom, diagnose, diagnosis_lines
+from rayrl.audit.doctor import diagnose, diagnosis_lines
 from rayrl.audit.doctor_record import examine, find_run
 from rayrl.audit.live_status import LiveStatus, write_status
+from rayrl.audit.symptom import Symptom
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.ledger_events import RUN_FAILED
 from rayrl.cli.main import main
@@ -122,10 +123,11 @@ def test_run_that_hangs_now_shows_phase_and_buffers(run_dir: Path) -> None:
 
 
 def test_driver_that_tells_nothing_is_named(run_dir: Path) -> None:
-    write_status(run_dir / "logs", status(time=time.time() - 500))
+    now = time.time()
+    write_status(run_dir / "logs", status(time=now))
     lock = FolderLock.acquire(run_dir / "run.lock")
     try:
-        (found,) = symptoms(run_dir)
+        (found,) = diagnose(examine(run_dir, now + 500))
     finally:
         lock.release()
 
