@@ -44,6 +44,8 @@ class Patient:
     """By the ledger; 0 before the first."""
     checkpoint: Checkpoint | None
     """The complete one that a resume would take; None if there is none."""
+    damaged: tuple[str, ...]
+    """What is wrong with the other folders of checkpoints; a resume is refused if there is nothing but them."""
     free_bytes: int
     """On the disk of the folder."""
     events: tuple[EventRow, ...]
@@ -103,6 +105,7 @@ def examine(run_dir: Path, now: float) -> Patient:
     last = last_of_run(events)
     if last is not None and last.time < began:
         last = None
+    checkpoint, damaged = _checkpoints(run_dir / "checkpoints")
     return Patient(
         path=run_dir,
         config=config,
@@ -117,7 +120,8 @@ def examine(run_dir: Path, now: float) -> Patient:
         failure=failure,
         error=recorded_error(last),
         last_step=steps[-1].step if steps else 0,
-        checkpoint=_last_checkpoint(run_dir / "checkpoints"),
+        checkpoint=checkpoint,
+        damaged=damaged,
         free_bytes=shutil.disk_usage(run_dir).free,
         events=events,
         metrics=_last_metrics(run_dir / "metrics.jsonl"),
@@ -150,11 +154,13 @@ def _read_ledger(run_dir: Path) -> LedgerRecord | None:
         return None
 
 
-def _last_checkpoint(root: Path) -> Checkpoint | None:
+def _checkpoints(root: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """Return the last complete checkpoint, and what is wrong with others."""
     try:
-        return CheckpointStore(root).latest()
-    except CheckpointError:
-        return None  # of a later rayrl, or not to be read: then none that a resume would take
+        whole, damaged = CheckpointStore(root).survey()
+    except CheckpointError as error:
+        return None, (str(error),)  # of a later rayrl, or not to be read
+    return whole[-1] if whole else None, tuple(str(item) for item in damaged)
 
 
 def _size_of_weights(config: RunConfig | None) -> int:

@@ -51,6 +51,8 @@ def distinct(lines: Iterable[str]) -> tuple[str, ...]:
 
 def how_to_resume(patient: Patient) -> str:
     """Return the option that goes on with the run, and what it starts from."""
+    if patient.checkpoint is None and patient.damaged:
+        return f"`--resume auto`, once a checkpoint is put back from a copy: {patient.damaged[-1]}"
     if patient.checkpoint is None:
         return "`--resume auto`" + (": from the first step, no checkpoint is complete" if patient.last_step else "")
     step, name = patient.checkpoint.step, patient.checkpoint.path.name
@@ -66,7 +68,7 @@ def _vanished(patient: Patient) -> Symptom:
         what=f"its process ended{started} without a word: it was killed, its machine was lost, or its disk was full",
         evidence=(
             _reached(patient),
-            f"the ledger has no end, and there is no logs/failure.txt; {_size(patient.free_bytes)} are free there",
+            f"neither an end in the ledger nor a logs/failure.txt; {_size(patient.free_bytes)} are free on the disk",
         ),
         setting="the log of the kernel (out of memory) or of the scheduler says who ended it; then go on with "
         + how_to_resume(patient),
@@ -75,7 +77,7 @@ def _vanished(patient: Patient) -> Symptom:
 
 def _reached(patient: Patient) -> str:
     if patient.last_step == 0:
-        return "the ledger has no step"
+        return "no step was recorded"
     return f"the last step in the ledger is {patient.last_step}"
 
 
@@ -90,7 +92,7 @@ def _space(patient: Patient) -> str:
     if patient.checkpoint is not None:
         needed = sum(item.size for item in patient.checkpoint.manifest.files.values())
         facts.insert(0, f"a checkpoint takes {_size(needed)}")
-    where = "" if patient.failure else f"; {_whereabouts(patient)}"
+    where = "" if patient.failure else f". {_whereabouts(patient)}"
     return f"free space ({', '.join(facts)}), then go on with {how_to_resume(patient)}{where}"
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hand_built import begin, record, record_steps, save
+from hand_built import DATASET, begin, record, record_steps, save
 
 from rayrl.audit.doctor import diagnose, diagnosis_lines
 from rayrl.audit.doctor_record import Patient, examine
@@ -32,7 +32,8 @@ _FULL = (
 @pytest.fixture
 def run_dir(repo_root: Path, tmp_path: Path) -> Path:
     """A run that has its folder and nothing else."""
-    return begin(RunConfig.load(repo_root / "configs" / "quickstart_grpo.yaml", [f"run.output_root={tmp_path}"]))
+    overrides = [f"run.output_root={tmp_path}", "tracking.rollout_log=false"]
+    return begin(RunConfig.load(repo_root / "configs" / "quickstart_grpo.yaml", overrides))
 
 
 def write_failure(run_dir: Path, text: str) -> None:
@@ -187,6 +188,16 @@ def test_process_that_was_killed_is_named_with_how_to_go_on(run_dir: Path) -> No
     assert "`--resume auto`: from the first step, no checkpoint is complete" in lines[-1]
 
 
+def test_resume_is_not_promised_from_checkpoints_that_are_all_damaged(run_dir: Path) -> None:
+    record_steps(run_dir, 3)
+    save(run_dir, 2)
+    (run_dir / "checkpoints" / "step_000002" / "weights.bin").unlink()
+
+    (symptom,) = [item for item in diagnose(examine(run_dir, time.time())) if item.kind == "failure"]
+
+    assert "`--resume auto`, once a checkpoint is put back from a copy: step_000002 is incomplete" in symptom.setting
+
+
 @pytest.mark.parametrize(
     ("step", "tail"), [(1, "does not run, 11 steps are done"), (11, "was last seen 0 s ago: waiting for 3 groups")]
 )
@@ -207,8 +218,8 @@ def test_status_and_failure_of_an_earlier_process_are_not_those_of_the_last_one(
         starting = examine(run_dir, time.time())
     finally:
         lock.release()
-    record(run_dir, RUN_STARTED, 2, dataset={})
-    record(run_dir, RUN_ENDED, 2, status="done", dataset={}, outstanding=0)
+    record(run_dir, RUN_STARTED, 2, dataset=DATASET)
+    record(run_dir, RUN_ENDED, 2, status="done", dataset=DATASET, outstanding=0)
 
     ended = examine(run_dir, time.time())
 
