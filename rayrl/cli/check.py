@@ -78,7 +78,7 @@ def placement_lines(plan: "PlacementPlan") -> list[str]:
         from rayrl.infra.cluster import would_join
 
         if not would_join():
-            lines.append(f"note: {cpus:g} logical CPUs on the {cores} cores of this machine: slow, they take turns")
+            lines.append(f"note: {cpus:g} logical CPUs on the {cores} cores of this machine: slow, they are shared")
     return lines
 
 
