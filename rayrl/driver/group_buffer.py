@@ -49,8 +49,9 @@ class GroupBuffer:
         self._arrived.set()
 
     def fail(self, error: BaseException) -> None:
-        """Let every present and future `wait` raise `error`."""
-        self._error = error
+        """Let every present and future `wait` raise `error`, or that of an earlier call: the first is the cause."""
+        if self._error is None:
+            self._error = error
         self._arrived.set()
 
     def interrupt(self, error: BaseException) -> None:

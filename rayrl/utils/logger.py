@@ -34,13 +34,20 @@ def get_logger(component: str, rank: int | None = None) -> ComponentLogger:
 
 
 def setup_logging(level: str = "INFO") -> None:
-    """Send the project's log lines to stderr once per process; calling again only changes the level."""
+    """Send the project's log lines to stderr once per process; calling again only changes the level.
+
+    Of a stderr that was closed since, the present one takes the place.
+    """
     root = logging.getLogger(_ROOT)
     root.setLevel(level)
+    for handler in root.handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream.closed:
+            # `setStream` would flush the closed one.
+            handler.stream = sys.stderr
     if root.handlers:
         return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
-    handler.addFilter(_ContextFilter())
-    root.addHandler(handler)
+    first = logging.StreamHandler(sys.stderr)
+    first.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+    first.addFilter(_ContextFilter())
+    root.addHandler(first)
     root.propagate = False

@@ -1,5 +1,6 @@
 """How a run ends is how the command ends: summary, exit code, error block. The driver is a fake module."""
 
+import re
 import sys
 from asyncio import CancelledError
 from collections.abc import Callable
@@ -192,12 +193,18 @@ def test_exit_code_is_1_when_the_run_had_begun_whatever_the_error(start: Any, ki
     assert start(failing(error), ["train", "run.yaml"])[0] == 1
 
 
+def without_log_lines(text: str) -> str:
+    """Return what is left of stderr without the lines of the logger, which begin with the time."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not re.match(r"\d\d:\d\d:\d\d [DIWE] \[", line))
+
+
 def test_error_is_one_block_without_traceback_when_it_is_one_of_ours(
     start: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start(failing(PlacementError("asks for 9 CPUs, the cluster has 2")), ["train", "run.yaml"])
 
-    assert capsys.readouterr().err == "error: asks for 9 CPUs, the cluster has 2\n"
+    assert without_log_lines(capsys.readouterr().err) == "error: asks for 9 CPUs, the cluster has 2\n"
 
 
 def test_traceback_and_run_folder_are_shown_when_an_error_is_unexpected(
@@ -219,7 +226,7 @@ def test_folder_of_an_earlier_run_is_not_named_when_the_input_is_bad(
 
     start(failing(ConfigError("no such model")), ["train", "run.yaml"])
 
-    assert capsys.readouterr().err == "error: no such model\n"
+    assert without_log_lines(capsys.readouterr().err) == "error: no such model\n"
 
 
 def test_error_of_a_remote_call_is_shown_as_itself_when_it_is_one_of_ours(
@@ -232,7 +239,7 @@ def test_error_of_a_remote_call_is_shown_as_itself_when_it_is_one_of_ours(
     code, _ = start(failing(remote), ["train", "run.yaml"])
 
     assert code == 2
-    assert capsys.readouterr().err == "error: no such model\n"
+    assert without_log_lines(capsys.readouterr().err) == "error: no such model\n"
 
 
 def test_exit_codes_are_distinct_when_they_are_listed() -> None:

@@ -31,6 +31,15 @@ async def test_wait_raises_the_error_of_the_rollout_loop_when_it_fails_meanwhile
 
 
 @pytest.mark.asyncio
+async def test_wait_raises_the_first_error_when_others_follow_from_it() -> None:
+    buffer = GroupBuffer()
+    buffer.fail(RuntimeError("4 groups failed"))
+    buffer.fail(RuntimeError("5 groups failed"))
+    with pytest.raises(RuntimeError, match="4 groups failed"):
+        await buffer.wait(lambda b: len(b) >= 1, idle_s=30, waiting_for="a group")
+
+
+@pytest.mark.asyncio
 async def test_wait_raises_an_interruption_once_and_not_one_that_is_forgotten() -> None:
     buffer = GroupBuffer()
     waiter = asyncio.create_task(buffer.wait(lambda b: len(b) >= 1, idle_s=30, waiting_for="a group"))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rayrl.audit.run_record import read_run
+from rayrl.audit.identity import read_identity
+from rayrl.audit.run_record import RunRecord, read_run
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.manifest import read_manifest
 from rayrl.checkpoint.mirror import CheckpointMirror
@@ -77,6 +78,10 @@ def flip_a_byte(folder: RunFolder, step: int) -> Path:
     return path
 
 
+def record_of(folder: RunFolder, config: RunConfig) -> RunRecord:
+    return read_run(folder.path, read_identity(folder.path), config)
+
+
 def step_of(point: ResumePoint) -> int | None:
     return None if point.checkpoint is None else point.checkpoint.step
 
@@ -124,14 +129,14 @@ def test_older_checkpoint_is_taken_and_the_steps_done_again_are_told_when_the_ne
 def test_damaged_checkpoint_is_kept_aside_and_in_the_way_of_nothing_when_the_run_goes_on(config: RunConfig) -> None:
     folder = leave_run(config, 4, 8)
     damaged = cut_off(folder, 8)
-    assert "checkpoints/step_000008" in read_run(folder.path).unreadable
+    assert "checkpoints/step_000008" in record_of(folder, config).unreadable
 
     set_damaged_aside(folder, find_checkpoint(folder, config, "auto"))
 
     aside = folder.checkpoints / "step_000008.damaged"
     assert not damaged.exists() and (aside / GROUPS).stat().st_size == 100
     assert "groups.arrow has 100 bytes" in (aside / "why_damaged.txt").read_text(encoding="utf-8")
-    record = read_run(folder.path)
+    record = record_of(folder, config)
     assert (list(record.checkpoints), dict(record.unreadable)) == (["step_000004"], {})
     again = find_checkpoint(folder, config, "auto")
     assert (step_of(again), again.damaged) == (4, ())
