@@ -10,7 +10,7 @@ from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.retention import RetentionRule
 from rayrl.checkpoint.store import Checkpoint, CheckpointStore
 from rayrl.config.base import Section
-from rayrl.config.digest import digest_of as digest_of
+from rayrl.config.digest import digest_of
 from rayrl.config.run import RunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source

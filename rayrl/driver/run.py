@@ -15,8 +15,9 @@ from typing import Any
 
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.store import Checkpoint
+from rayrl.config.digest import digest_of
 from rayrl.config.run import RunConfig
-from rayrl.driver.assembly import Assembly, digest_of, resolved_yaml
+from rayrl.driver.assembly import Assembly, resolved_yaml
 from rayrl.driver.finished import finished_result
 from rayrl.driver.fleet import start_fleet
 from rayrl.driver.joining import joined_cluster

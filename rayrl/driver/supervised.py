@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rayrl.checkpoint.store import Checkpoint
+from rayrl.config.digest import digest_of
 from rayrl.config.supervised import SupervisedRunConfig
 from rayrl.datasets.prompt_stream import PromptStream
 from rayrl.datasets.registry import load_source
-from rayrl.driver.assembly import digest_of, resolved_yaml
+from rayrl.driver.assembly import resolved_yaml
 from rayrl.driver.fleet import Fleet, start_supervised_fleet
 from rayrl.driver.joining import joined_cluster
 from rayrl.driver.result import RunResult

@@ -85,16 +85,10 @@ def would_join() -> bool:
 
     One that `RAY_ADDRESS` names is not asked whether it is there.
     """
-    # Not public, see `_address_to_join`.
-    from ray._private.services import find_bootstrap_address
-
     if ray.is_initialized():
         return True
-    chosen = os.environ.get("RAY_ADDRESS")
-    if chosen:
-        return chosen != "local"
-    started_here: str | None = find_bootstrap_address(None)
-    return started_here is not None and _answers(started_here)
+    address, is_chosen = _known_address()
+    return address is not None and (is_chosen or _answers(address))
 
 
 def leave_cluster(info: ClusterInfo) -> None:
@@ -119,23 +113,31 @@ def _without_remark_on_signals() -> Iterator[None]:
 
 
 def _address_to_join() -> str | None:
-    """Return the address that the surroundings name, None for a local cluster."""
+    """Return the address that the surroundings name, if it answers; None for a local cluster."""
+    address, is_chosen = _known_address()
+    if address is None or _answers(address):
+        return address
+    if is_chosen:
+        raise PlacementError(
+            f"the Ray cluster at RAY_ADDRESS={address} does not answer within {_CONNECT_S:g} s; start it there, set "
+            f"RAY_ADDRESS to one that runs, or unset RAY_ADDRESS for a local cluster"
+        )
+    _LOG.warning("the last `ray start` on this machine, at %s, is gone: starting a local Ray", address)
+    return None
+
+
+def _known_address() -> tuple[str | None, bool]:
+    """Return the address of `RAY_ADDRESS` or else of the last `ray start`, and whether it is the former.
+
+    None for a local cluster. Nobody was asked whether it answers.
+    """
     # Not public; Ray offers it only as part of `ray.init`, which waits for minutes on a dead address. ray 2.55 to 2.60.
     from ray._private.services import find_bootstrap_address
 
     chosen = os.environ.get("RAY_ADDRESS")
     if chosen:
-        if not _answers(chosen):
-            raise PlacementError(
-                f"the Ray cluster at RAY_ADDRESS={chosen} does not answer within {_CONNECT_S:g} s; start it there, set "
-                f"RAY_ADDRESS to one that runs, or unset RAY_ADDRESS for a local cluster"
-            )
-        return None if chosen == "local" else chosen
-    started_here: str | None = find_bootstrap_address(None)
-    if started_here is not None and not _answers(started_here):
-        _LOG.warning("the last `ray start` on this machine, at %s, is gone: starting a local Ray", started_here)
-        return None
-    return started_here
+        return (None if chosen == "local" else chosen), True
+    return find_bootstrap_address(None), False
 
 
 def _answers(address: str) -> bool:

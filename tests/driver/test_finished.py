@@ -9,8 +9,9 @@ import pytest
 
 from rayrl.checkpoint.ledger import Ledger
 from rayrl.checkpoint.ledger_events import RUN_ENDED, RUN_STARTED
+from rayrl.config.digest import digest_of
 from rayrl.config.run import RunConfig
-from rayrl.driver.assembly import digest_of, resolved_yaml
+from rayrl.driver.assembly import resolved_yaml
 from rayrl.driver.finished import finished_result
 from rayrl.driver.run_history import read_history
 from rayrl.driver.train_loop import summary_metrics

@@ -13,8 +13,9 @@ from rayrl.checkpoint.manifest import read_manifest
 from rayrl.checkpoint.mirror import CheckpointMirror
 from rayrl.checkpoint.run_state import RunState
 from rayrl.checkpoint.store import CheckpointStore
+from rayrl.config.digest import digest_of
 from rayrl.config.run import RunConfig
-from rayrl.driver.assembly import digest_of, resolved_yaml
+from rayrl.driver.assembly import resolved_yaml
 from rayrl.driver.resume import ResumePoint, find_checkpoint, set_damaged_aside
 from rayrl.errors import CheckpointError
 from rayrl.tracking.run_folder import RunFolder
@@ -76,6 +77,14 @@ def flip_a_byte(folder: RunFolder, step: int) -> Path:
     path = folder.checkpoints / f"step_{step:06d}"
     (path / GROUPS).write_bytes(bytes(199) + b"x")
     return path
+
+
+def write_ledger_anew(folder: RunFolder, num_steps: int) -> None:
+    folder.ledger_path.unlink()
+    ledger = Ledger.open(folder.ledger_path)
+    for step in range(1, num_steps + 1):
+        ledger.record_step(step, step, [])
+    ledger.close()
 
 
 def record_of(folder: RunFolder, config: RunConfig) -> RunRecord:
@@ -225,10 +234,7 @@ def test_resume_is_refused_with_what_to_do_when_the_ledger_is_damaged(
 
 def test_resume_is_refused_when_the_ledger_is_an_older_copy(config: RunConfig) -> None:
     folder = leave_run(config, 4, 8)
-    folder.ledger_path.unlink()
-    ledger = Ledger.open(folder.ledger_path)
-    ledger.record_step(1, 1, [])
-    ledger.close()
+    write_ledger_anew(folder, 1)
 
     with pytest.raises(CheckpointError, match=r"position 1, the checkpoint of step 8 at position 8.*put ledger"):
         find_checkpoint(folder, config, "auto")
@@ -236,11 +242,7 @@ def test_resume_is_refused_when_the_ledger_is_an_older_copy(config: RunConfig) -
 
 def test_resume_is_refused_when_the_ledger_is_of_another_run(config: RunConfig) -> None:
     folder = leave_run(config, 4, 8)
-    folder.ledger_path.unlink()
-    ledger = Ledger.open(folder.ledger_path)
-    for step in range(1, 12):
-        ledger.record_step(step, step, [])
-    ledger.close()
+    write_ledger_anew(folder, 11)
 
     with pytest.raises(CheckpointError, match="has another history up to position 8 than the checkpoint of step 8"):
         find_checkpoint(folder, config, "auto")
